@@ -1,0 +1,755 @@
+"""Collect gradients over a window of calls, hand their mean to a rule.
+
+.. autosummary::
+    :nosignatures:
+
+    with_accumulated_gradients
+    accumulated
+    accumulate_gradients
+    AccumulatedUpdates
+
+All of them share one definition of the window: :func:`_open_window` says
+what one call adds to it, :func:`_mean_grads` what its mean is.
+"""
+
+import functools
+import numbers
+from collections import OrderedDict, namedtuple
+
+import numpy as np
+
+from . import _backend, state
+
+__all__ = [
+    "with_accumulated_gradients",
+    "accumulated",
+    "accumulate_gradients",
+    "AccumulatedUpdates",
+]
+
+
+def with_accumulated_gradients(
+    loss_or_grads,
+    params,
+    N,
+    update_fn,
+    *,
+    weight=None,
+    gate="switch",
+    skip_nonfinite=False,
+    accumulator_dtype=None,
+    **kw,
+):
+    """Let an update rule see the mean gradient of every `N` calls.
+
+    On each call:
+
+    * ``accumulator := accumulator + gradient``
+    * ``counter := counter + 1``
+
+    and on the calls that make ``counter`` reach `N`, after that:
+
+    * ``updates of update_fn(accumulator / counter, params, **kw)``
+    * ``accumulator := 0``
+    * ``counter := 0``
+
+    Parameters
+    ----------
+    loss_or_grads : symbolic expression or list of expressions
+        A scalar loss expression, or a list of gradient expressions, one for
+        each parameter and of its shape.
+    params : list of shared variables
+        The variables to update, none of them twice.
+    N : int or symbolic integer scalar
+        The number of calls in a window, from 1 up. A shared variable or
+        another symbolic scalar may change its value at any time: the window
+        ends with the first call that finds `N` or more calls collected.
+    update_fn : function
+        An update rule like those in ``lasagne.updates``: a function
+        ``(loss_or_grads, params, **kw)`` that returns updates.
+    weight : float or symbolic scalar, optional
+        The weight of a call, such as its number of samples or of unmasked
+        tokens: the rule sees ``sum(weight * gradient) / sum(weight)``.
+        A call of weight zero contributes nothing, whatever its gradient,
+        but counts; a window of total weight zero changes nothing. A call
+        whose weight turns out negative, infinite or NaN counts as one whose
+        gradients are all NaN. Defaults to equal weights.
+    gate : {"switch", "lazy"}, optional
+        How the rule's updates are held back between boundaries. "switch"
+        computes them and discards them with ``T.switch``, in every mode of
+        Theano. "lazy" computes them at the boundary only, with ``ifelse``;
+        it needs one of Theano's lazy linkers (the default is one).
+        Both give the same bits. Defaults to "switch".
+    skip_nonfinite : bool, optional
+        Whether to treat a call of positive weight with an infinity or a NaN
+        in any gradient as if it had never come. Defaults to False.
+    accumulator_dtype : str, optional
+        The floating-point dtype of the accumulators. Defaults to the dtype
+        of the parameter, float32 for float16.
+    **kw
+        Passed on to `update_fn`.
+
+    Returns
+    -------
+    AccumulatedUpdates
+        A dictionary mapping each variable to its update expression, for
+        ``theano.function(..., updates=updates)``.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind, or the rule returns an update
+        of another type than its variable's.
+    ValueError
+        If an argument has an impossible value.
+
+    See Also
+    --------
+    accumulated : The same as an update rule.
+    lasagne_accum.function : The fastest form, called like a function.
+
+    Notes
+    -----
+    After `N` calls, every variable is where one call of
+    ``update_fn(loss, params, **kw)`` on all the samples of those calls would
+    have left it, up to the rounding of the sum, if the loss is a mean over
+    equally many samples in each call (or `weight` is their number) and each
+    sample's loss is independent of the others. That excludes batch
+    normalization, whose statistics are those of the call, contrastive
+    losses, and penalties that depend on the batch; penalties on the
+    parameters alone are counted once per update, as they should be.
+
+    Everything that the rule returns is held back: momenta and step counters
+    keep their bits between boundaries. What it does not return, such as the
+    random stream of dropout, moves on every call.
+
+    Memory: one accumulator for each parameter, and one scalar counter of
+    the smallest signed integer type that holds `N`. With ``N=1`` and neither
+    `weight` nor `skip_nonfinite`, the rule's own updates are returned, and
+    no variable is made.
+
+    Examples
+    --------
+    >>> import lasagne_accum
+    >>> import lasagne, theano
+    >>> w, x = theano.shared(0.0, name="w"), theano.tensor.dscalar("x")
+    >>> updates = lasagne_accum.with_accumulated_gradients(
+    ...     (w - x) ** 2, [w], 2, lasagne.updates.sgd, learning_rate=0.5
+    ... )
+    >>> train = theano.function([x], updates.updated, updates=updates)
+    >>> bool(train(1.0)), float(w.get_value())
+    (False, 0.0)
+    >>> bool(train(3.0)), float(w.get_value())
+    (True, 2.0)
+    """
+    backend, params = _checked_params(params)
+    N = _checked_N(backend, N)
+    if gate not in ("switch", "lazy"):
+        raise ValueError(
+            f'`gate` must be "switch" or "lazy", got {gate!r}. Leave it out '
+            'for "switch", which works everywhere.'
+        )
+
+    if N == 1 and weight is None and not skip_nonfinite:
+        rule = _checked_updates(update_fn, loss_or_grads, params, **kw)
+        return AccumulatedUpdates(backend, None, rule)
+
+    window = _open_window(
+        backend,
+        loss_or_grads,
+        params,
+        N=N,
+        weight=weight,
+        skip_nonfinite=skip_nonfinite,
+        accumulator_dtype=accumulator_dtype,
+    )
+    grads = _mean_grads(window, window.collected)
+    rule = _checked_updates(update_fn, grads, params, **kw)
+    return AccumulatedUpdates(backend, window, rule, grads, N, gate)
+
+
+def accumulated(
+    update_fn,
+    N,
+    *,
+    weight=None,
+    gate="switch",
+    skip_nonfinite=False,
+    accumulator_dtype=None,
+):
+    """Make an update rule that sees the mean gradient of every `N` calls.
+
+    Parameters
+    ----------
+    update_fn : function
+        An update rule like those in ``lasagne.updates``.
+    N : int or symbolic integer scalar
+        The number of calls in a window, from 1 up.
+    weight : float or symbolic scalar, optional
+        The weight of a call. Defaults to equal weights.
+    gate : {"switch", "lazy"}, optional
+        How the updates are held back. Defaults to "switch".
+    skip_nonfinite : bool, optional
+        Whether to skip calls with infinite or NaN gradients. Defaults to
+        False.
+    accumulator_dtype : str, optional
+        The floating-point dtype of the accumulators. Defaults to the dtype
+        of the parameter, float32 for float16.
+
+    Returns
+    -------
+    function
+        An update rule: called as `update_fn` would be, it returns
+        :class:`AccumulatedUpdates`.
+
+    See Also
+    --------
+    with_accumulated_gradients : The same in one call, with all the details.
+
+    Examples
+    --------
+    >>> import lasagne_accum
+    >>> import lasagne, theano
+    >>> w = theano.shared(4.0, name="w")
+    >>> sgd2 = lasagne_accum.accumulated(lasagne.updates.sgd, 2)
+    >>> updates = sgd2(w**2, [w], learning_rate=0.25)
+    >>> train = theano.function([], updates=updates)
+    >>> [train() and None or float(w.get_value()) for call in range(4)]
+    [4.0, 2.0, 2.0, 1.0]
+    """
+
+    @functools.wraps(update_fn)
+    def rule(loss_or_grads, params, *args, **kw):
+        return with_accumulated_gradients(
+            loss_or_grads,
+            params,
+            N,
+            lambda grads, params: update_fn(grads, params, *args, **kw),
+            weight=weight,
+            gate=gate,
+            skip_nonfinite=skip_nonfinite,
+            accumulator_dtype=accumulator_dtype,
+        )
+
+    return rule
+
+
+def accumulate_gradients(
+    loss_or_grads,
+    params,
+    *,
+    weight=None,
+    skip_nonfinite=False,
+    accumulator_dtype=None,
+):
+    """Collect gradients with one function, to apply their mean with another.
+
+    `accumulate` holds, on each of its calls:
+
+    * ``accumulator := accumulator + gradient``
+    * ``counter := counter + 1``
+
+    `mean_grads` is ``accumulator / counter``, zeros when nothing is
+    collected, and `reset`, to be added to the updates that use it, holds:
+
+    * ``accumulator := 0``
+    * ``counter := 0``
+
+    Parameters
+    ----------
+    loss_or_grads : symbolic expression or list of expressions
+        A scalar loss expression, or a list of gradient expressions, one for
+        each parameter and of its shape.
+    params : list of shared variables
+        The variables to update, none of them twice.
+    weight : float or symbolic scalar, optional
+        The weight of a call: the mean is ``sum(weight * gradient) /
+        sum(weight)``. Defaults to equal weights.
+    skip_nonfinite : bool, optional
+        Whether to skip calls with infinite or NaN gradients. Defaults to
+        False.
+    accumulator_dtype : str, optional
+        The floating-point dtype of the accumulators. Defaults to the dtype
+        of the parameter, float32 for float16.
+
+    Returns
+    -------
+    accumulate : OrderedDict
+        The updates to make on each call.
+    mean_grads : list of expressions
+        The mean gradients, of the parameters' shapes and dtypes, to hand to
+        an update rule.
+    reset : OrderedDict
+        The updates that empty the window.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind.
+    ValueError
+        If an argument has an impossible value.
+
+    See Also
+    --------
+    with_accumulated_gradients : The same in one function.
+    lasagne_accum.function : The same, run for you.
+
+    Notes
+    -----
+    The identity that holds, and when it does not, is that of
+    :func:`with_accumulated_gradients`. This form is the fastest one: the
+    rule costs nothing between boundaries, and Theano adds the product of a
+    matrix gradient straight into its accumulator.
+
+    Examples
+    --------
+    >>> import lasagne_accum
+    >>> import lasagne, theano
+    >>> w, x = theano.shared(0.0, name="w"), theano.tensor.dscalar("x")
+    >>> accumulate, mean_grads, reset = lasagne_accum.accumulate_gradients(
+    ...     (w - x) ** 2, [w]
+    ... )
+    >>> apply = lasagne.updates.sgd(mean_grads, [w], learning_rate=0.5)
+    >>> apply.update(reset)
+    >>> train = theano.function([x], updates=accumulate)
+    >>> step = theano.function([], updates=apply)
+    >>> train(1.0), train(3.0), step(), float(w.get_value())
+    ([], [], [], 2.0)
+    """
+    backend, params = _checked_params(params)
+    window = _open_window(
+        backend,
+        loss_or_grads,
+        params,
+        weight=weight,
+        skip_nonfinite=skip_nonfinite,
+        accumulator_dtype=accumulator_dtype,
+    )
+    return _collect(window), _mean_grads(window, window.held), _reset(window)
+
+
+class AccumulatedUpdates(OrderedDict):
+    """The updates of a rule, held back until their window is complete.
+
+    It is made by :func:`with_accumulated_gradients`. Changes to what the
+    rule does belong in the rule: an update that is put on this dictionary
+    afterwards is made on every call.
+
+    Attributes
+    ----------
+    accumulators : list of shared variables
+        The running (weighted) gradient sum of each parameter.
+    counter : shared scalar or None
+        The number of calls collected so far. None where every call applies.
+    updated : symbolic bool
+        True exactly on the calls that change the parameters.
+    """
+
+    def __init__(self, backend, window, rule, grads=(), N=1, gate="switch"):
+        super().__init__()
+        self._backend, self._window, self._rule = backend, window, rule
+        self._grads, self._N, self._gate = grads, N, gate
+        self._apply = None
+
+        self.accumulators, self.counter = [], None
+        self.updated, self._own = backend.tensor.constant(True), rule
+        if window is not None:
+            self.updated, self._own = _gated(window, rule, N, gate)
+            if window.pairs:
+                self.accumulators = window.held.sums
+                self.counter = window.held.calls
+        self.update(self._own)
+
+    @property
+    def skipped(self):
+        """The number of calls that ``skip_nonfinite`` has skipped so far."""
+        if self._window is None or self._window.skipped is None:
+            return 0
+        return int(self._window.skipped.get_value())
+
+    def flush(self):
+        """Apply the mean of what an unfinished window holds, and empty it.
+
+        The first call compiles a function for it.
+
+        Returns
+        -------
+        bool
+            Whether the parameters were changed: False if nothing was
+            collected, or nothing of positive weight.
+
+        Raises
+        ------
+        ValueError
+            If the rule needs an input of the training function, such as a
+            learning rate that is not held in a shared variable.
+        """
+        if self.counter is None or not self.counter.get_value():
+            return False
+
+        if self._window.held.weight.get_value() == 0:
+            self.reset()
+            return False
+
+        if self._apply is None:
+            self._apply = self._compiled_apply()
+        self._apply()
+        return True
+
+    def reset(self):
+        """Empty the window: forget what was collected, and nothing else."""
+        for variable in self._window.pairs if self._window else ():
+            variable.zero(borrow=True)
+
+    def get_state(self):
+        """Read all that training goes on from.
+
+        Returns
+        -------
+        OrderedDict
+            Copies of the values of all variables that the updates change,
+            the parameters and the window included, and of the random
+            streams they use: a unique name for each, and a numpy array.
+            ``numpy.savez(path, **state)`` takes it.
+        """
+        return state.read(self._state_variables())
+
+    def set_state(self, values):
+        """Go on from a state, bit for bit.
+
+        Parameters
+        ----------
+        values : dict
+            What :meth:`get_state` returned, or what ``numpy.load`` makes of
+            its file.
+
+        Raises
+        ------
+        ValueError
+            If a name is missing or unknown, or a value's shape or dtype is
+            not that of its variable. Nothing is changed then.
+        """
+        state.restore(self._state_variables(), values)
+
+    def copy(self):
+        """Copy the dictionary alone, as ``OrderedDict(self)`` does."""
+        return OrderedDict(self)
+
+    __copy__ = copy
+
+    def _state_variables(self):
+        return list(self) + self._backend.random_states(self)
+
+    def _compiled_apply(self):
+        """Compile the rule for the mean of what is held before a call."""
+        grads = _mean_grads(self._window, self._window.held)
+        updates = self._backend.clone(
+            list(self._rule.values()), replace=dict(zip(self._grads, grads))
+        )
+        missing = self._backend.missing_inputs(updates)
+        if missing:
+            raise ValueError(
+                "`flush` must find all that the update rule needs in shared "
+                f"variables, got the function input {_name(missing[0])}. "
+                "Hold it in a shared variable."
+            )
+        updates = OrderedDict(zip(self._rule, updates))
+        updates.update(_reset(self._window))
+        return self._backend.function([], [], updates=updates)
+
+    def _with_rule(self, change):
+        """Change the rule's updates behind the gate, over the same window."""
+        for variable, update in self._own.items():
+            if self.get(variable) is not update:
+                raise ValueError(
+                    "`updates` must be as `with_accumulated_gradients` made "
+                    f"them, got another update of {_name(variable)}. Change "
+                    "it inside the update rule instead."
+                )
+
+        rule = _checked_updates(change, self._rule)
+        updates = AccumulatedUpdates(
+            self._backend,
+            self._window,
+            rule,
+            self._grads,
+            self._N,
+            self._gate,
+        )
+        for variable in self:
+            updates.setdefault(variable, self[variable])
+        return updates
+
+
+_Totals = namedtuple("_Totals", "sums calls weight")
+_Window = namedtuple(
+    "_Window", "backend params held collected pairs accepted skipped"
+)
+
+
+def _open_window(
+    backend,
+    loss_or_grads,
+    params,
+    N=None,
+    weight=None,
+    skip_nonfinite=False,
+    accumulator_dtype=None,
+):
+    """Make a window's variables, and say what one call makes of them.
+
+    The fields of a window: `held`, its totals before the call (`weight` is
+    that of the sums: the number of calls if no weights are given);
+    `collected`, its totals after the call; `pairs` of each shared variable
+    that holds a total and its value after the call, empty if `N` is 1;
+    `accepted`, does the call count, a symbolic bool or None for always; and
+    `skipped`, the shared number of calls that did not count, or None.
+    """
+    grads = _checked_grads(backend, loss_or_grads, params)
+    if weight is not None:
+        weight = _checked_weight(backend, weight)
+    dtypes = [_accumulator_dtype(p, accumulator_dtype) for p in params]
+
+    held = _empty_totals(backend, params, dtypes, N, weight is not None)
+    collected, accepted = _collected(
+        backend.tensor, held, grads, weight, skip_nonfinite
+    )
+    pairs, skipped = OrderedDict(), None
+    if N != 1:
+        pairs.update(zip(held.sums, collected.sums))
+        pairs[held.calls] = collected.calls
+        pairs[held.weight] = collected.weight
+    if skip_nonfinite:
+        skipped = backend.zeros("int64", "window_skipped")
+    return _Window(backend, params, held, collected, pairs, accepted, skipped)
+
+
+def _empty_totals(backend, params, dtypes, N, weighted):
+    def zeros(dtype, name, like=None):
+        if N == 1:
+            return backend.tensor.constant(0, dtype=dtype)
+        return backend.zeros(dtype, name, like)
+
+    sums = [
+        zeros(dtype, f"{param.name or f'param_{i}'}_accumulator", param)
+        for i, (param, dtype) in enumerate(zip(params, dtypes))
+    ]
+    calls = zeros(_counter_dtype(N), "window_counter")
+    # float64 holds any sum of whole weights exactly up to 2**53.
+    weight = zeros("float64", "window_weight") if weighted else calls
+    return _Totals(sums, calls, weight)
+
+
+def _collected(T, held, grads, weight, skip_nonfinite):
+    """Add one call to the totals; tell also whether it counts."""
+
+    def added(condition, total, amount):
+        if condition is None:
+            return total + amount
+        # Not a masked amount: 0 * NaN is NaN, and -0.0 + 0.0 is 0.0.
+        return T.switch(condition, total + amount, total)
+
+    weight, contributes, accepted = _screened(T, grads, weight, skip_nonfinite)
+    calls = added(accepted, held.calls, T.constant(1, dtype="int8"))
+    amounts = [g.astype(total.dtype) for g, total in zip(grads, held.sums)]
+    new_weight = calls
+    if weight is not None:
+        amounts = [weight.astype(a.dtype) * a for a in amounts]
+        new_weight = added(contributes, held.weight, weight)
+    sums = [added(contributes, *pair) for pair in zip(held.sums, amounts)]
+    return _Totals(sums, calls, new_weight), accepted
+
+
+def _screened(T, grads, weight, skip_nonfinite):
+    """Tell a call's weight, whether it contributes, and whether it counts."""
+    if weight is not None:
+        valid = T.and_(T.ge(weight, 0), T.lt(weight, np.inf))
+        weight = T.switch(valid, weight, np.nan)
+    if not skip_nonfinite:
+        return weight, None if weight is None else T.neq(weight, 0), None
+
+    finite = T.all([T.all(T.lt(abs(grad), np.inf)) for grad in grads])
+    if weight is None:
+        return None, finite, finite
+    contributes = T.and_(T.gt(weight, 0), finite)
+    return weight, contributes, T.or_(contributes, T.eq(weight, 0))
+
+
+def _mean_grads(window, totals):
+    """Divide the sums once, by what was collected; zeros for nothing."""
+    T = window.backend.tensor
+    divisor = T.switch(T.eq(totals.weight, 0), 1, totals.weight)
+    return [
+        (total / divisor.astype(total.dtype)).astype(param.dtype)
+        for param, total in zip(window.params, totals.sums)
+    ]
+
+
+def _collect(window):
+    """Give the updates of a call that only collects."""
+    updates = OrderedDict(window.pairs)
+    if window.skipped is not None:
+        updates[window.skipped] = _skipped_after(window)
+    return updates
+
+
+def _skipped_after(window):
+    T = window.backend.tensor
+    return T.switch(window.accepted, window.skipped, window.skipped + 1)
+
+
+def _reset(window):
+    """Give the updates that empty a window."""
+    T = window.backend.tensor
+    return OrderedDict((held, T.zeros_like(held)) for held in window.pairs)
+
+
+def _gated(window, rule, N, gate):
+    """Give the rule's updates, made at boundaries only, and the window's.
+
+    Returns also the symbolic bool that is true when the rule's are made.
+    """
+    T = window.backend.tensor
+    now = window.collected
+    boundary = T.ge(now.calls, N)
+    if window.accepted is not None:
+        boundary = T.and_(window.accepted, boundary)
+    updated = boundary
+
+    new = list(rule.values())
+    if now.weight is not now.calls:
+        weighs = T.neq(now.weight, 0)
+        updated = T.and_(boundary, weighs)
+        new = [T.switch(weighs, *pair) for pair in zip(new, rule)]
+
+    kept = list(rule) + list(window.pairs.values())
+    applied = new + [T.zeros_like(held) for held in window.pairs]
+    if gate == "switch":
+        gated = [T.switch(boundary, *pair) for pair in zip(applied, kept)]
+    else:
+        # The then branch is passed through, the else branch is copied.
+        gated = window.backend.ifelse(T.eq(boundary, 0), kept, applied)
+    updates = OrderedDict(zip(list(rule) + list(window.pairs), gated))
+    if window.skipped is not None:
+        updates[window.skipped] = _skipped_after(window)
+    return updated, updates
+
+
+def _counter_dtype(N):
+    """Give the smallest signed dtype that holds `N`, int64 for any `N`."""
+    for dtype in ("int8", "int16", "int32"):
+        if isinstance(N, int) and N <= np.iinfo(dtype).max:
+            return dtype
+    return "int64"
+
+
+def _accumulator_dtype(param, dtype):
+    if dtype is None:
+        return "float32" if param.dtype == "float16" else param.dtype
+    if dtype not in ("float16", "float32", "float64"):
+        raise ValueError(
+            "`accumulator_dtype` must be float16, float32 or float64, got "
+            f"{dtype!r}. Leave it out for the parameters' own."
+        )
+    return dtype
+
+
+def _name(variable):
+    return variable.name or str(variable)
+
+
+def _checked_params(params):
+    """Find the backend and check the parameters as Lasagne does."""
+    backend = _backend.Theano()
+    if backend.is_symbolic(params):
+        raise TypeError(
+            "`params` must be a list of shared variables, got the variable "
+            f"{_name(params)}. Pass [{_name(params)}]."
+        )
+
+    params = list(params)
+    for i, param in enumerate(params):
+        if not backend.is_shared(param):
+            raise ValueError(
+                f"`params` must contain shared variables only, got {param} "
+                f"as element {i}. Pass the shared variables it is made of; "
+                "lasagne.utils.collect_shared_vars finds them."
+            )
+        if param in params[:i]:
+            raise ValueError(
+                "`params` must contain each variable once, got "
+                f"{_name(param)} as elements {params.index(param)} and {i}. "
+                "Pass it once."
+            )
+    return backend, params
+
+
+def _checked_N(backend, N):
+    if isinstance(N, numbers.Integral) and not isinstance(N, bool) and N > 0:
+        return int(N)
+    if backend.is_symbolic(N):
+        if N.ndim == 0 and N.dtype in backend.tensor.integer_dtypes:
+            return N
+        N = N.type
+    error = ValueError if isinstance(N, int) else TypeError
+    raise error(
+        f"`N` must be a positive integer, got {N!r}. Pass 1 to apply every "
+        "update."
+    )
+
+
+def _checked_weight(backend, weight):
+    if backend.is_symbolic(weight):
+        if weight.ndim == 0:
+            return weight.astype("float64")
+        weight = weight.type
+    elif isinstance(weight, numbers.Real) and 0 <= weight < np.inf:
+        return backend.tensor.constant(weight, dtype="float64")
+    error = ValueError if isinstance(weight, numbers.Real) else TypeError
+    raise error(
+        "`weight` must be a finite number from 0 up or a symbolic scalar, "
+        f"got {weight!r}. Pass the number of samples in the call, or leave "
+        "it out for equal weights."
+    )
+
+
+def _checked_grads(backend, loss_or_grads, params):
+    if not isinstance(loss_or_grads, (list, tuple)):
+        loss_or_grads = backend.grad(loss_or_grads, params)
+    if len(loss_or_grads) != len(params):
+        raise ValueError(
+            "`loss_or_grads` must have a gradient for each parameter, got "
+            f"{len(loss_or_grads)} for {len(params)} parameters. Pass as "
+            "many, in the same order."
+        )
+
+    grads = [backend.dense(grad) for grad in loss_or_grads]
+    for grad, param in zip(grads, params):
+        # A gradient may be broadcast to its parameter, not the other way.
+        if grad.ndim != param.ndim or np.any(
+            np.greater(param.broadcastable, grad.broadcastable)
+        ):
+            raise ValueError(
+                "`loss_or_grads` must have gradients of the parameters' "
+                f"shapes, got {grad.type} for {_name(param)} of {param.type}. "
+                "Pass them in the same order."
+            )
+    return grads
+
+
+def _checked_updates(update_fn, *args, **kw):
+    """Call a rule; refuse an update that its variable could not take."""
+    updates = OrderedDict(update_fn(*args, **kw))
+    for variable, update in updates.items():
+        try:
+            updates[variable] = variable.type.filter_variable(
+                update, allow_convert=False
+            )
+        except TypeError as error:
+            raise TypeError(
+                "`update_fn` must return updates of their variables' types, "
+                f"got {getattr(update, 'type', repr(update))} for "
+                f"{_name(variable)} of {variable.type}. Cast it inside the "
+                "rule, or set Theano's floatX to the parameters' dtype."
+            ) from error
+    return updates
