@@ -10,6 +10,8 @@ that doesn't fit into memory trains as if it did.
     accumulated
     accumulate_gradients
     AccumulatedUpdates
+    function
+    AccumulatedFunction
     updates
 
 Import it before Theano and Lasagne: it lets Theano 1.0.5 import beside
@@ -39,12 +41,15 @@ from .accumulation import (
     accumulated,
     with_accumulated_gradients,
 )
+from .function import AccumulatedFunction, function
 
 __all__ = [
     "with_accumulated_gradients",
     "accumulated",
     "accumulate_gradients",
     "AccumulatedUpdates",
+    "function",
+    "AccumulatedFunction",
     "updates",
 ]
 __version__ = "0.1.0"

@@ -49,14 +49,26 @@ class Theano:
             return value.toarray()
         return self.tensor.as_tensor_variable(value)
 
-    def random_states(self, updates):
-        """List the random streams that updates use but do not hold."""
-        graph = self._theano.gof.graph
-        return [
-            v
-            for v in graph.inputs(list(updates.values()))
-            if hasattr(v, "default_update") and v not in updates
-        ]
+    def empty_like(self, variable):
+        """Make a shared variable for the values of a function input."""
+        shape = [int(axis) for axis in variable.broadcastable]
+        return self.shared(
+            np.zeros(shape, variable.dtype),
+            variable.name and f"{variable.name}_carried",
+            broadcastable=variable.broadcastable,
+        )
+
+    def random_states(self, expressions):
+        """List the random streams that expressions draw from."""
+        inputs = self._theano.gof.graph.inputs(expressions)
+        return [v for v in inputs if hasattr(v, "default_update")]
+
+    def is_out_of_memory(self, error):
+        """Say whether an error means that the host or device is full."""
+        return isinstance(error, MemoryError) or (
+            type(error).__name__ == "GpuArrayException"
+            and "memory" in str(error)
+        )
 
     def missing_inputs(self, expressions):
         """List what a graph needs besides shared variables and constants."""

@@ -363,9 +363,7 @@ class AccumulatedUpdates(OrderedDict):
     @property
     def skipped(self):
         """The number of calls that ``skip_nonfinite`` has skipped so far."""
-        if self._window is None or self._window.skipped is None:
-            return 0
-        return int(self._window.skipped.get_value())
+        return _skipped_count(self._window)
 
     def flush(self):
         """Apply the mean of what an unfinished window holds, and empty it.
@@ -438,7 +436,8 @@ class AccumulatedUpdates(OrderedDict):
     __copy__ = copy
 
     def _state_variables(self):
-        return list(self) + self._backend.random_states(self)
+        drawn = self._backend.random_states(list(self.values()))
+        return list(OrderedDict.fromkeys([*self, *drawn]))
 
     def _compiled_apply(self):
         """Compile the rule for the mean of what is held before a call."""
@@ -495,8 +494,13 @@ def _open_window(
     weight=None,
     skip_nonfinite=False,
     accumulator_dtype=None,
+    positive=False,
+    count=1,
 ):
     """Make a window's variables, and say what one call makes of them.
+
+    `positive` says that the weight needs no check; a call that counts adds
+    `count` to the number of calls.
 
     The fields of a window: `held`, its totals before the call (`weight` is
     that of the sums: the number of calls if no weights are given);
@@ -511,8 +515,11 @@ def _open_window(
     dtypes = [_accumulator_dtype(p, accumulator_dtype) for p in params]
 
     held = _empty_totals(backend, params, dtypes, N, weight is not None)
-    collected, accepted = _collected(
-        backend.tensor, held, grads, weight, skip_nonfinite
+    weight, contributes, accepted = _screened(
+        backend.tensor, grads, weight, positive, skip_nonfinite
+    )
+    collected = _collected(
+        backend.tensor, held, grads, weight, count, contributes, accepted
     )
     pairs, skipped = OrderedDict(), None
     if N != 1:
@@ -540,8 +547,24 @@ def _empty_totals(backend, params, dtypes, N, weighted):
     return _Totals(sums, calls, weight)
 
 
-def _collected(T, held, grads, weight, skip_nonfinite):
-    """Add one call to the totals; tell also whether it counts."""
+def _screened(T, grads, weight, positive, skip_nonfinite):
+    """Tell a call's weight, whether it contributes, and whether it counts."""
+    finite = None
+    if skip_nonfinite:
+        finite = T.all([T.all(T.lt(abs(grad), np.inf)) for grad in grads])
+    if weight is None or positive:
+        return weight, finite, finite
+
+    valid = T.and_(T.ge(weight, 0), T.lt(weight, np.inf))
+    weight = T.switch(valid, weight, np.nan)
+    if not skip_nonfinite:
+        return weight, T.neq(weight, 0), None
+    contributes = T.and_(T.gt(weight, 0), finite)
+    return weight, contributes, T.or_(contributes, T.eq(weight, 0))
+
+
+def _collected(T, held, grads, weight, count, contributes, accepted):
+    """Add one call to the totals."""
 
     def added(condition, total, amount):
         if condition is None:
@@ -549,30 +572,14 @@ def _collected(T, held, grads, weight, skip_nonfinite):
         # Not a masked amount: 0 * NaN is NaN, and -0.0 + 0.0 is 0.0.
         return T.switch(condition, total + amount, total)
 
-    weight, contributes, accepted = _screened(T, grads, weight, skip_nonfinite)
-    calls = added(accepted, held.calls, T.constant(1, dtype="int8"))
+    calls = added(accepted, held.calls, T.cast(count, held.calls.dtype))
     amounts = [g.astype(total.dtype) for g, total in zip(grads, held.sums)]
     new_weight = calls
     if weight is not None:
         amounts = [weight.astype(a.dtype) * a for a in amounts]
         new_weight = added(contributes, held.weight, weight)
     sums = [added(contributes, *pair) for pair in zip(held.sums, amounts)]
-    return _Totals(sums, calls, new_weight), accepted
-
-
-def _screened(T, grads, weight, skip_nonfinite):
-    """Tell a call's weight, whether it contributes, and whether it counts."""
-    if weight is not None:
-        valid = T.and_(T.ge(weight, 0), T.lt(weight, np.inf))
-        weight = T.switch(valid, weight, np.nan)
-    if not skip_nonfinite:
-        return weight, None if weight is None else T.neq(weight, 0), None
-
-    finite = T.all([T.all(T.lt(abs(grad), np.inf)) for grad in grads])
-    if weight is None:
-        return None, finite, finite
-    contributes = T.and_(T.gt(weight, 0), finite)
-    return weight, contributes, T.or_(contributes, T.eq(weight, 0))
+    return _Totals(sums, calls, new_weight)
 
 
 def _mean_grads(window, totals):
@@ -596,6 +603,12 @@ def _collect(window):
 def _skipped_after(window):
     T = window.backend.tensor
     return T.switch(window.accepted, window.skipped, window.skipped + 1)
+
+
+def _skipped_count(window):
+    if window is None or window.skipped is None:
+        return 0
+    return int(window.skipped.get_value(borrow=True))
 
 
 def _reset(window):

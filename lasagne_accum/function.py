@@ -1,0 +1,597 @@
+"""Train with two compiled functions: one accumulates, one applies.
+
+.. autosummary::
+    :nosignatures:
+
+    function
+    AccumulatedFunction
+"""
+
+import contextlib
+import numbers
+import signal
+import sys
+import threading
+import warnings
+from collections import OrderedDict
+
+import numpy as np
+
+from . import state
+from .accumulation import (
+    _checked_N,
+    _checked_params,
+    _checked_updates,
+    _collect,
+    _mean_grads,
+    _name,
+    _open_window,
+    _reset,
+    _skipped_count,
+)
+
+__all__ = ["function", "AccumulatedFunction"]
+
+
+def function(
+    inputs,
+    outputs,
+    loss_or_grads,
+    params,
+    N=1,
+    update_fn=None,
+    *,
+    weight=None,
+    skip_nonfinite=False,
+    accumulator_dtype=None,
+    microbatch=None,
+    updates=None,
+    givens=None,
+    mode=None,
+    name=None,
+    **kw,
+):
+    """Compile a training function that applies every Nth call.
+
+    It is called like a Theano function, and returns `outputs`. On each
+    call:
+
+    * ``accumulator := accumulator + gradient``
+    * ``counter := counter + 1``
+
+    and after the calls that make ``counter`` reach `N`:
+
+    * ``updates of update_fn(accumulator / counter, params, **kw)``
+    * ``accumulator := 0``
+    * ``counter := 0``
+
+    Parameters
+    ----------
+    inputs : list of variables
+        The inputs of the function, as in ``theano.function``.
+    outputs : expression or list of expressions or None
+        What a call returns, as in ``theano.function``. It is computed
+        before the parameters change.
+    loss_or_grads : symbolic expression or list of expressions
+        A scalar loss expression, or a list of gradient expressions, one for
+        each parameter and of its shape.
+    params : list of shared variables
+        The variables to update, none of them twice.
+    N : int or symbolic integer scalar, optional
+        The number of calls in a window, from 1 up. Defaults to 1.
+    update_fn : function
+        An update rule like those in ``lasagne.updates``.
+    weight : float or symbolic scalar, optional
+        The weight of a call, as in :func:`with_accumulated_gradients`.
+        Defaults to equal weights.
+    skip_nonfinite : bool, optional
+        Whether to treat a call of positive weight with an infinity or a NaN
+        in any gradient as if it had never come. Defaults to False.
+    accumulator_dtype : str, optional
+        The floating-point dtype of the accumulators. Defaults to the dtype
+        of the parameter, float32 for float16.
+    microbatch : int or "auto", optional
+        Split what a call gets along the leading axis of its inputs into
+        pieces of at most so many samples, and compute one after the other:
+        the gradients are averaged, weighted by length or by the `weight` of
+        each piece, scalar outputs too, and all other outputs are joined
+        along their leading axis. Inputs without a batch axis (scalars, and
+        those whose leading axis is broadcastable) go whole to every piece.
+        "auto" starts from the whole batch and halves the pieces whenever
+        memory runs out. Defaults to no splitting.
+    updates : dict or list of pairs, optional
+        Further updates, made on each call or piece.
+    givens : dict or list of pairs, optional
+        Substitutions in the graph, as in ``theano.function``.
+    mode : str or theano.compile.Mode, optional
+        Theano's compilation mode.
+    name : str, optional
+        The name of the function, for Theano's profiles and messages.
+    **kw
+        Passed on to `update_fn`.
+
+    Returns
+    -------
+    AccumulatedFunction
+        The training function.
+
+    Raises
+    ------
+    TypeError
+        If an argument is of the wrong kind, or the rule returns an update
+        of another type than its variable's.
+    ValueError
+        If an argument has an impossible value.
+
+    See Also
+    --------
+    with_accumulated_gradients : The same as updates for one function.
+
+    Notes
+    -----
+    The identity that holds, and when it does not, is that of
+    :func:`with_accumulated_gradients`; with `microbatch`, it holds for a
+    single call on the whole batch.
+
+    Memory: one accumulator for each parameter, whatever `N` is. Time: the
+    rule costs nothing between boundaries, and Theano adds the product of a
+    matrix gradient straight into its accumulator.
+
+    The rule may use `inputs`, such as a learning rate: it sees their value
+    in the call that completes the window.
+
+    Examples
+    --------
+    >>> import lasagne_accum
+    >>> import lasagne, theano
+    >>> w, x = theano.shared(0.0, name="w"), theano.tensor.dvector("x")
+    >>> loss = ((w - x) ** 2).mean()
+    >>> train = lasagne_accum.function(
+    ...     [x],
+    ...     loss,
+    ...     loss,
+    ...     [w],
+    ...     N=2,
+    ...     microbatch=2,
+    ...     update_fn=lasagne.updates.sgd,
+    ...     learning_rate=0.5,
+    ... )
+    >>> float(train([1, 2, 3])), float(w.get_value()), train.pending
+    (4.666666666666667, 0.0, 1)
+    >>> float(train([6])), float(w.get_value()), train.pending
+    (36.0, 3.0, 0)
+    """
+    backend, params = _checked_params(params)
+    N = _checked_N(backend, N)
+    if update_fn is None:
+        raise TypeError(
+            "`update_fn` must be an update rule, got None. Pass one, such as "
+            "lasagne.updates.adam."
+        )
+    batch = [] if microbatch is None else _batch_inputs(inputs, microbatch)
+    count = backend.zeros("int8", "call_count") if batch else 1
+    by_length = bool(batch) and weight is None
+    if by_length:
+        weight = _variable(inputs[batch[0]]).shape[0]
+
+    window = _open_window(
+        backend,
+        loss_or_grads,
+        params,
+        weight=weight,
+        skip_nonfinite=skip_nonfinite,
+        accumulator_dtype=accumulator_dtype,
+        positive=by_length,
+        count=count,
+    )
+    rule = _checked_updates(
+        update_fn, _mean_grads(window, window.held), params, **kw
+    )
+    rule, carried = _with_inputs_carried(backend, rule, givens)
+    collected = _further_updates(updates, rule)
+    collected.update(_collect(window))
+    collected.update(carried)
+    steps = backend.zeros("int64", "steps")
+    applied = OrderedDict(rule)
+    applied[steps] = steps + 1
+    applied.update(_reset(window))
+
+    single = not isinstance(outputs, (list, tuple, type(None)))
+    outputs = [outputs] if single else list(outputs or [])
+    extra = [N] if backend.is_symbolic(N) else []
+    extra += [backend.tensor.as_tensor_variable(weight)] if batch else []
+    accumulate = backend.function(
+        inputs,
+        outputs + extra,
+        updates=collected,
+        givens=givens,
+        mode=mode,
+        name=name,
+    )
+    apply = backend.function(
+        [], [], updates=applied, mode=mode, name=name and name + "_apply"
+    )
+    drawn = backend.random_states([*collected.values(), *outputs])
+    trained = AccumulatedFunction(
+        window,
+        accumulate,
+        apply,
+        steps,
+        N,
+        single,
+        collected=list(OrderedDict.fromkeys([*collected, *drawn])),
+        applied=list(applied),
+    )
+    if batch:
+        trained._pieces = _Pieces(trained, inputs, batch, count, microbatch)
+    return trained
+
+
+class AccumulatedFunction:
+    """A training function that applies every Nth call.
+
+    It is made by :func:`function`, and called like a Theano function.
+
+    Attributes
+    ----------
+    accumulate, apply : Theano functions
+        What runs on each call or piece, and at boundaries. Call neither.
+    updated : bool
+        Whether the last call or flush changed the parameters.
+
+    Notes
+    -----
+    Ctrl-C takes effect when the call under way is complete, its update
+    included. A call that raises leaves the parameters and the state of the
+    rule as they were, unless it ran out of memory while applying them. The
+    window is empty then, since the call may have been half collected; a
+    ``RuntimeWarning`` says how many earlier calls went with it.
+    """
+
+    def __init__(
+        self, window, accumulate, apply, steps, N, single, collected, applied
+    ):
+        self.accumulate, self.apply = accumulate, apply
+        self.updated, self._pieces = False, None
+        self._window, self._steps = window, steps
+        self._N, self._N_is_output = N, not isinstance(N, int)
+        self._single = single
+        self._collected, self._applied = collected, applied
+        self._containers = {
+            key: container
+            for i, container in enumerate(accumulate.input_storage)
+            for key in (i, accumulate.maker.inputs[i].name)
+            if not accumulate.maker.inputs[i].shared
+        }
+
+    def __call__(self, *args, **kwargs):
+        """Collect a micro-batch, and apply if the window is complete.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            The values of the inputs.
+
+        Returns
+        -------
+        array or list of arrays
+            The values of the outputs.
+        """
+        args = [self._converted(*pair) for pair in enumerate(args)]
+        kwargs = {key: self._converted(key, kwargs[key]) for key in kwargs}
+        length = self._pieces and self._pieces.length(args, kwargs)
+        with self._guarded():
+            self.updated, before = False, self.pending
+            if self._pieces:
+                values = self._pieces.accumulate(args, kwargs, length)
+            else:
+                values = self.accumulate(*args, **kwargs)
+            N = values.pop() if self._N_is_output else None
+            if isinstance(self._N, int):
+                N = self._N
+            if before < self.pending and N <= self.pending:
+                self.updated = self._apply()
+        return values[0] if self._single else values
+
+    @property
+    def N(self):
+        """The number of calls in a window. A positive integer may be set.
+
+        If the window holds as many calls already, it ends with the next.
+        """
+        return self._N
+
+    @N.setter
+    def N(self, value):
+        N = _checked_N(self._window.backend, value)
+        if not isinstance(N, int):
+            raise TypeError(
+                f"`N` must be set to a positive integer, got {_name(N)}. "
+                "Pass a symbolic one to `function`."
+            )
+        self._N = N
+
+    @property
+    def pending(self):
+        """The number of calls that the unfinished window holds."""
+        return int(self._window.held.calls.get_value(borrow=True))
+
+    @property
+    def steps(self):
+        """The number of updates applied so far."""
+        return int(self._steps.get_value(borrow=True))
+
+    @property
+    def skipped(self):
+        """The number of calls or pieces that ``skip_nonfinite`` skipped."""
+        return _skipped_count(self._window)
+
+    def flush(self):
+        """Apply the mean of what an unfinished window holds, and empty it.
+
+        Returns
+        -------
+        bool
+            Whether the parameters were changed: False if nothing was
+            collected, or nothing of positive weight.
+        """
+        with self._guarded():
+            self.updated = self.pending > 0 and self._apply()
+        return self.updated
+
+    def reset(self):
+        """Empty the window: forget what was collected, and nothing else."""
+        for variable in self._window.pairs:
+            variable.zero(borrow=True)
+
+    def get_state(self):
+        """Read all that training goes on from.
+
+        Returns
+        -------
+        OrderedDict
+            As that of :meth:`AccumulatedUpdates.get_state`, with `steps`.
+        """
+        return state.read(self._state_variables())
+
+    def set_state(self, values):
+        """Go on from a state, bit for bit.
+
+        Parameters
+        ----------
+        values : dict
+            What :meth:`get_state` returned, or what ``numpy.load`` makes of
+            its file.
+
+        Raises
+        ------
+        ValueError
+            If a name is missing or unknown, or a value's shape or dtype is
+            not that of its variable. Nothing is changed then.
+        """
+        state.restore(self._state_variables(), values)
+
+    def _converted(self, key, value):
+        """Convert an argument as Theano will, while failing does no harm."""
+        container = self._containers.get(key)
+        if container is None:
+            return value
+        try:
+            return container.type.filter(
+                value,
+                strict=container.strict,
+                allow_downcast=container.allow_downcast,
+            )
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"Input {key!r} must be of {container.type}, got a value that "
+                f"is not: {error}"
+            ) from error
+
+    def _state_variables(self):
+        return list(OrderedDict.fromkeys(self._applied + self._collected))
+
+    def _apply(self):
+        if self._window.held.weight.get_value(borrow=True) == 0:
+            self.reset()
+            return False
+        self.apply()
+        return True
+
+    def _saved(self):
+        """Copy what a call may half write, but not the zeros of a window."""
+        held = () if self.pending else self._window.pairs
+        return [(v, v.get_value()) for v in self._collected if v not in held]
+
+    def _restore(self, saved):
+        self.reset()
+        for variable, value in saved:
+            variable.set_value(value, borrow=True)
+
+    @contextlib.contextmanager
+    def _guarded(self):
+        """Empty the window if what is done with it fails."""
+        with _uninterrupted():
+            try:
+                yield
+            except Exception:
+                lost = self.pending
+                self.reset()
+                if lost:
+                    warnings.warn(
+                        f"The {lost} calls that the window held are lost, "
+                        "since this one failed and may have been half "
+                        "collected. Call them again.",
+                        RuntimeWarning,
+                        stacklevel=4,
+                    )
+                raise
+
+
+class _Pieces:
+    """Accumulates a batch piece by piece."""
+
+    def __init__(self, trained, inputs, batch, count, microbatch):
+        self._trained, self._count = trained, count
+        # An argument comes by its index or by its name.
+        self._keys = {*batch, *(_variable(inputs[i]).name for i in batch)}
+        self._auto = microbatch == "auto"
+        self._size = sys.maxsize if self._auto else microbatch
+
+    def length(self, args, kwargs):
+        """Find the number of samples in a call."""
+        arguments = [*enumerate(args), *kwargs.items()]
+        lengths = [len(value) for key, value in arguments if key in self._keys]
+        if len(set(lengths)) != 1 or lengths[0] == 0:
+            raise ValueError(
+                "`inputs` with a batch axis must have the same number of "
+                f"samples, at least one, got {lengths}. Hold what has no "
+                "batch axis in a shared variable."
+            )
+        return lengths[0]
+
+    def accumulate(self, args, kwargs, length):
+        """Accumulate a call, in the largest pieces that fit into memory."""
+        backend = self._trained._window.backend
+        first_size = size = min(self._size, length)
+        saved = self._trained._saved() if self._auto else None
+        while True:
+            try:
+                values = self._accumulate(args, kwargs, length, size)
+                break
+            except Exception as error:
+                full = self._auto and backend.is_out_of_memory(error)
+                if size == 1 or not full:
+                    raise
+            # Out of the except clause, nothing holds on to the failed piece.
+            self._trained._restore(saved)
+            size = (size + 1) // 2
+
+        if size < first_size:
+            self._size = size
+            warnings.warn(
+                f"`microbatch` is {size} from now on, since {first_size} "
+                f"samples at once ran out of memory. Pass {size} to start "
+                "there.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return values
+
+    def _accumulate(self, args, kwargs, length, size):
+        before = self._trained.pending
+        results, sizes = [], []
+        for start in range(0, length, size):
+            # A call counts once: with its first piece that counts.
+            counts = self._trained.pending == before
+            self._count.set_value(np.int8(counts))
+            sizes.append(min(size, length - start))
+            piece = slice(start, start + sizes[-1])
+            results.append(
+                self._trained.accumulate(
+                    *(self._cut(piece, *pair) for pair in enumerate(args)),
+                    **{k: self._cut(piece, k, kwargs[k]) for k in kwargs},
+                )
+            )
+        weights = [result.pop() for result in results]
+        if len(results) == 1:
+            return results[0]
+        return [_joined(values, weights, sizes) for values in zip(*results)]
+
+    def _cut(self, piece, key, value):
+        return value[piece] if key in self._keys else value
+
+
+def _joined(values, weights, sizes):
+    """Average scalars by weight, join other outputs along their first axis."""
+    if values[0].ndim == 0:
+        values, weights = np.array(values), np.array(weights, "float64")
+        weighed = weights != 0
+        mean = np.dot(values[weighed], weights[weighed]) / weights.sum()
+        return np.asarray(mean, np.result_type(values, "float16"))
+    if [len(value) for value in values] != sizes:
+        raise ValueError(
+            "`outputs` must be scalars or have a row for each sample, got "
+            f"{[value.shape for value in values]} for pieces of {sizes} "
+            "samples. Compute such an output in a function of its own."
+        )
+    return np.concatenate(values)
+
+
+@contextlib.contextmanager
+def _uninterrupted():
+    """Let Ctrl-C wait until a call is complete."""
+    handler, caught = signal.getsignal(signal.SIGINT), []
+    main = threading.current_thread() is threading.main_thread()
+    if not main or not callable(handler):
+        yield
+        return
+
+    signal.signal(signal.SIGINT, lambda *args: caught.append(args))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if caught:
+            handler(*caught[0])
+
+
+def _variable(given):
+    """Take the variable out of a ``theano.In``."""
+    return getattr(given, "variable", given)
+
+
+def _batch_inputs(inputs, microbatch):
+    """Find the inputs to split: those with a leading axis to split along."""
+    integer = isinstance(microbatch, numbers.Integral)
+    if microbatch != "auto" and (
+        not integer or isinstance(microbatch, bool) or microbatch < 1
+    ):
+        error = ValueError if isinstance(microbatch, (int, str)) else TypeError
+        raise error(
+            '`microbatch` must be a positive integer or "auto", got '
+            f"{microbatch!r}. Leave it out for no splitting."
+        )
+
+    batch = [
+        i
+        for i, given in enumerate(inputs)
+        if _variable(given).broadcastable[:1] == (False,)
+    ]
+    if not batch:
+        raise ValueError(
+            "`inputs` must have one with a batch axis to split for "
+            f"`microbatch`, got {inputs}. Pass the batch itself, or leave "
+            "`microbatch` out."
+        )
+    return batch
+
+
+def _with_inputs_carried(backend, rule, givens):
+    """Let the rule, in a function of its own, see the last call's inputs.
+
+    Returns also the updates that carry them over, in shared variables.
+    """
+    values = list(rule.values())
+    if givens:
+        values = backend.clone(values, replace=OrderedDict(givens))
+    carried = OrderedDict(
+        (backend.empty_like(given), given)
+        for given in backend.missing_inputs(values)
+    )
+    if carried:
+        values = backend.clone(
+            values, replace={given: held for held, given in carried.items()}
+        )
+    return OrderedDict(zip(rule, values)), carried
+
+
+def _further_updates(updates, rule):
+    further = OrderedDict(updates or ())
+    for variable in further:
+        if variable in rule:
+            raise ValueError(
+                "`updates` must not have what the update rule updates, got "
+                f"{_name(variable)}. Update it in the rule or here."
+            )
+    return further
