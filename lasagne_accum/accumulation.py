@@ -144,11 +144,7 @@ def with_accumulated_gradients(
     """
     backend, params = _checked_params(params)
     N = _checked_N(backend, N)
-    if gate not in ("switch", "lazy"):
-        raise ValueError(
-            f'`gate` must be "switch" or "lazy", got {gate!r}. Leave it out '
-            'for "switch", which works everywhere.'
-        )
+    _check_gate(gate)
 
     if N == 1 and weight is None and not skip_nonfinite:
         rule = _checked_updates(update_fn, loss_or_grads, params, **kw)
@@ -356,7 +352,7 @@ class AccumulatedUpdates(OrderedDict):
         if window is not None:
             self.updated, self._own = _gated(window, rule, N, gate)
             if window.pairs:
-                self.accumulators = window.held.sums
+                self.accumulators = [] if window.kept else window.held.sums
                 self.counter = window.held.calls
         self.update(self._own)
 
@@ -380,11 +376,13 @@ class AccumulatedUpdates(OrderedDict):
         ------
         ValueError
             If the rule needs an input of the training function, such as a
-            learning rate that is not held in a shared variable.
+            learning rate that is not held in a shared variable; or if
+            something is collected by ``updates.momentum(in_place=True)``.
         """
         if self.counter is None or not self.counter.get_value():
             return False
 
+        _check_flushable(self._window)
         if self._window.held.weight.get_value() == 0:
             self.reset()
             return False
@@ -482,7 +480,7 @@ class AccumulatedUpdates(OrderedDict):
 
 _Totals = namedtuple("_Totals", "sums calls weight")
 _Window = namedtuple(
-    "_Window", "backend params held collected pairs accepted skipped"
+    "_Window", "backend params held collected pairs accepted skipped kept"
 )
 
 
@@ -506,8 +504,9 @@ def _open_window(
     that of the sums: the number of calls if no weights are given);
     `collected`, its totals after the call; `pairs` of each shared variable
     that holds a total and its value after the call, empty if `N` is 1;
-    `accepted`, does the call count, a symbolic bool or None for always; and
-    `skipped`, the shared number of calls that did not count, or None.
+    `accepted`, does the call count, a symbolic bool or None for always;
+    `skipped`, the shared number of calls that did not count, or None; and
+    `kept`, those of `pairs` that are not emptied at a boundary.
     """
     grads = _checked_grads(backend, loss_or_grads, params)
     if weight is not None:
@@ -528,7 +527,9 @@ def _open_window(
         pairs[held.weight] = collected.weight
     if skip_nonfinite:
         skipped = backend.zeros("int64", "window_skipped")
-    return _Window(backend, params, held, collected, pairs, accepted, skipped)
+    return _Window(
+        backend, params, held, collected, pairs, accepted, skipped, kept=()
+    )
 
 
 def _empty_totals(backend, params, dtypes, N, weighted):
@@ -611,10 +612,23 @@ def _skipped_count(window):
     return int(window.skipped.get_value(borrow=True))
 
 
+def _check_flushable(window):
+    if window.kept:
+        raise ValueError(
+            "`flush` must find the gradients apart from the momentum, got "
+            "updates with `in_place=True`. Complete the window, or leave "
+            "`in_place` out."
+        )
+
+
 def _reset(window):
     """Give the updates that empty a window."""
     T = window.backend.tensor
-    return OrderedDict((held, T.zeros_like(held)) for held in window.pairs)
+    return OrderedDict(
+        (held, T.zeros_like(held))
+        for held in window.pairs
+        if held not in window.kept
+    )
 
 
 def _gated(window, rule, N, gate):
@@ -635,14 +649,17 @@ def _gated(window, rule, N, gate):
         updated = T.and_(boundary, weighs)
         new = [T.switch(weighs, *pair) for pair in zip(new, rule)]
 
-    kept = list(rule) + list(window.pairs.values())
-    applied = new + [T.zeros_like(held) for held in window.pairs]
+    reset = _reset(window)
+    stay = list(rule) + [window.pairs[held] for held in reset]
+    move = new + list(reset.values())
     if gate == "switch":
-        gated = [T.switch(boundary, *pair) for pair in zip(applied, kept)]
+        gated = [T.switch(boundary, *pair) for pair in zip(move, stay)]
     else:
         # The then branch is passed through, the else branch is copied.
-        gated = window.backend.ifelse(T.eq(boundary, 0), kept, applied)
-    updates = OrderedDict(zip(list(rule) + list(window.pairs), gated))
+        gated = window.backend.ifelse(T.eq(boundary, 0), stay, move)
+    updates = OrderedDict.fromkeys(rule)
+    updates.update(window.pairs)
+    updates.update(zip([*rule, *reset], gated))
     if window.skipped is not None:
         updates[window.skipped] = _skipped_after(window)
     return updated, updates
@@ -697,6 +714,14 @@ def _checked_params(params):
     return backend, params
 
 
+def _check_gate(gate):
+    if gate not in ("switch", "lazy"):
+        raise ValueError(
+            f'`gate` must be "switch" or "lazy", got {gate!r}. Leave it out '
+            'for "switch", which works everywhere.'
+        )
+
+
 def _checked_N(backend, N):
     if isinstance(N, numbers.Integral) and not isinstance(N, bool) and N > 0:
         return int(N)
@@ -709,6 +734,21 @@ def _checked_N(backend, N):
         f"`N` must be a positive integer, got {N!r}. Pass 1 to apply every "
         "update."
     )
+
+
+def _check_in_place(backend, N, options):
+    """Refuse what gradients can't be collected in a velocity with."""
+    if not isinstance(_checked_N(backend, N), int):
+        raise ValueError(
+            f"`in_place` must go with an int for N, got {_name(N)}. Leave "
+            "`in_place` out."
+        )
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise ValueError(
+                "`in_place` must go with equal weights in the parameters' "
+                f"dtype, got {name}={value!r}. Leave one of the two out."
+            )
 
 
 def _checked_weight(backend, weight):

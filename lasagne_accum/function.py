@@ -19,6 +19,8 @@ import numpy as np
 
 from . import state
 from .accumulation import (
+    _check_flushable,
+    _check_in_place,
     _checked_N,
     _checked_params,
     _checked_updates,
@@ -45,6 +47,7 @@ def function(
     skip_nonfinite=False,
     accumulator_dtype=None,
     microbatch=None,
+    in_place=False,
     updates=None,
     givens=None,
     mode=None,
@@ -99,6 +102,10 @@ def function(
         those whose leading axis is broadcastable) go whole to every piece.
         "auto" starts from the whole batch and halves the pieces whenever
         memory runs out. Defaults to no splitting.
+    in_place : bool, optional
+        Whether to collect the gradients in the velocities of
+        :func:`lasagne_accum.updates.momentum`, which takes no memory. See
+        there for its conditions. Defaults to False.
     updates : dict or list of pairs, optional
         Further updates, made on each call or piece.
     givens : dict or list of pairs, optional
@@ -163,56 +170,89 @@ def function(
     """
     backend, params = _checked_params(params)
     N = _checked_N(backend, N)
-    if update_fn is None:
-        raise TypeError(
-            "`update_fn` must be an update rule, got None. Pass one, such as "
-            "lasagne.updates.adam."
-        )
     batch = [] if microbatch is None else _batch_inputs(inputs, microbatch)
-    count = backend.zeros("int8", "call_count") if batch else 1
+    count = backend.zeros("int8", "call_count") if batch else None
     by_length = bool(batch) and weight is None
     if by_length:
         weight = _variable(inputs[batch[0]]).shape[0]
+    options = {
+        "weight": weight,
+        "skip_nonfinite": skip_nonfinite,
+        "accumulator_dtype": accumulator_dtype,
+    }
 
-    window = _open_window(
-        backend,
-        loss_or_grads,
-        params,
-        weight=weight,
-        skip_nonfinite=skip_nonfinite,
-        accumulator_dtype=accumulator_dtype,
-        positive=by_length,
-        count=count,
+    if in_place:
+        window, rule = _in_place(
+            backend, loss_or_grads, params, N, update_fn, options, kw
+        )
+    else:
+        window = _open_window(
+            backend,
+            loss_or_grads,
+            params,
+            positive=by_length,
+            count=1 if count is None else count,
+            **options,
+        )
+        grads = _mean_grads(window, window.held)
+        rule = _checked_updates(update_fn, grads, params, **kw)
+    trained = _compiled(
+        window,
+        rule,
+        N,
+        inputs,
+        outputs,
+        [weight] if batch else [],
+        updates,
+        {"givens": givens, "mode": mode, "name": name},
     )
-    rule = _checked_updates(
-        update_fn, _mean_grads(window, window.held), params, **kw
+    if batch:
+        trained._pieces = _Pieces(trained, inputs, batch, count, microbatch)
+    return trained
+
+
+def _in_place(backend, loss_or_grads, params, N, update_fn, options, kw):
+    """Make a window in the velocities of momentum, and the rule to apply."""
+    open_window = getattr(update_fn, "in_place_window", None)
+    if open_window is None:
+        raise ValueError(
+            "`in_place` must go with lasagne_accum.updates.momentum, got "
+            f"{update_fn!r}. Pass it as `update_fn`, or leave `in_place` out."
+        )
+    _check_in_place(backend, N, options)
+    window = open_window(backend, loss_or_grads, params, N, **kw)
+    return window, _checked_updates(
+        lambda: [
+            (param, param + velocity)
+            for param, velocity in zip(params, window.held.sums)
+        ]
     )
-    rule, carried = _with_inputs_carried(backend, rule, givens)
+
+
+def _compiled(window, rule, N, inputs, outputs, weights, updates, settings):
+    """Compile a function that collects and one that applies."""
+    backend = window.backend
+    rule, carried = _with_inputs_carried(backend, rule, settings["givens"])
     collected = _further_updates(updates, rule)
     collected.update(_collect(window))
     collected.update(carried)
     steps = backend.zeros("int64", "steps")
-    applied = OrderedDict(rule)
-    applied[steps] = steps + 1
+    applied = OrderedDict([*rule.items(), (steps, steps + 1)])
     applied.update(_reset(window))
 
     single = not isinstance(outputs, (list, tuple, type(None)))
     outputs = [outputs] if single else list(outputs or [])
     extra = [N] if backend.is_symbolic(N) else []
-    extra += [backend.tensor.as_tensor_variable(weight)] if batch else []
+    extra += map(backend.tensor.as_tensor_variable, weights)
     accumulate = backend.function(
-        inputs,
-        outputs + extra,
-        updates=collected,
-        givens=givens,
-        mode=mode,
-        name=name,
+        inputs, outputs + extra, updates=collected, **settings
     )
+    name = settings["name"] and settings["name"] + "_apply"
     apply = backend.function(
-        [], [], updates=applied, mode=mode, name=name and name + "_apply"
+        [], [], updates=applied, mode=settings["mode"], name=name
     )
     drawn = backend.random_states([*collected.values(), *outputs])
-    trained = AccumulatedFunction(
+    return AccumulatedFunction(
         window,
         accumulate,
         apply,
@@ -222,9 +262,6 @@ def function(
         collected=list(OrderedDict.fromkeys([*collected, *drawn])),
         applied=list(applied),
     )
-    if batch:
-        trained._pieces = _Pieces(trained, inputs, batch, count, microbatch)
-    return trained
 
 
 class AccumulatedFunction:
@@ -304,6 +341,11 @@ class AccumulatedFunction:
     @N.setter
     def N(self, value):
         N = _checked_N(self._window.backend, value)
+        if self._window.kept:
+            raise ValueError(
+                f"`N` must stay as it was with `in_place`, got {value}. Leave "
+                "`in_place` out to change it."
+            )
         if not isinstance(N, int):
             raise TypeError(
                 f"`N` must be set to a positive integer, got {_name(N)}. "
@@ -334,7 +376,14 @@ class AccumulatedFunction:
         bool
             Whether the parameters were changed: False if nothing was
             collected, or nothing of positive weight.
+
+        Raises
+        ------
+        ValueError
+            If something is collected with ``in_place=True``.
         """
+        if self.pending:
+            _check_flushable(self._window)
         with self._guarded():
             self.updated = self.pending > 0 and self._apply()
         return self.updated

@@ -19,21 +19,10 @@ Import this module in place of ``lasagne.updates``:
     norm_constraint
     total_norm_constraint
 
-Every rule takes Lasagne's own arguments, and by keyword:
-
-average : int or symbolic integer scalar, optional
-    The number of calls whose mean gradient makes one update. Defaults to 1.
-grads_clip : bool or float, optional
-    Clip the gradients of each call, before they are averaged, to [-c, c]:
-    True for c = 1, or c itself. Defaults to False.
-noise : bool or float, optional
-    Add Gaussian noise to the gradients of each call, after clipping: True
-    for a standard deviation of 1e-8, or the standard deviation. It is drawn
-    from a stream that Lasagne's random generator seeds. Defaults to False.
-weight, gate, skip_nonfinite, accumulator_dtype : optional
-    As in :func:`lasagne_accum.with_accumulated_gradients`.
-
-With ``average=1`` and no other option a rule returns what Lasagne's returns.
+Every rule takes Lasagne's own arguments, and by keyword `average`,
+`grads_clip`, `noise`, `weight`, `gate`, `skip_nonfinite` and
+`accumulator_dtype`; :func:`momentum` also `in_place`. With ``average=1`` and
+no other option a rule returns what Lasagne's returns.
 
 Examples
 --------
@@ -61,8 +50,14 @@ from lasagne.updates import (
 from . import _backend
 from .accumulation import (
     AccumulatedUpdates,
+    _check_in_place,
     _checked_grads,
     _checked_params,
+    _checked_updates,
+    _counter_dtype,
+    _name,
+    _Totals,
+    _Window,
     accumulated,
 )
 
@@ -302,35 +297,68 @@ _OPTIONS = {
 }
 
 
-def _averaged(rule):
+_DESCRIBED = """
+average : int or symbolic integer scalar, optional
+    The number of calls whose mean gradient makes one update. Defaults to 1.
+grads_clip : bool or float, optional
+    Clip the gradients of each call, before they are averaged, to [-c, c]:
+    True for c = 1, or c itself. Defaults to False.
+noise : bool or float, optional
+    Add Gaussian noise to the gradients of each call, after clipping: True
+    for a standard deviation of 1e-8, or the standard deviation. It is drawn
+    from a stream that Lasagne's random generator seeds. Defaults to False.
+weight, gate, skip_nonfinite, accumulator_dtype : optional
+    As in :func:`lasagne_accum.with_accumulated_gradients`."""
+_IN_PLACE_DESCRIBED = """
+in_place : bool, optional
+    Collect the gradients in the velocity, which takes no memory: multiply
+    it by `momentum` on the first call of a window, subtract
+    ``learning_rate / average * gradient`` from it on each call, and add it
+    to the parameter on the last. The learning rate is that of each call. It
+    needs an int `average` and equal weights, ``flush`` is refused, and
+    ``reset`` empties the velocity too. Defaults to False."""
+
+
+def _averaged(rule, in_place_window=None):
     """Give a rule the keyword arguments of this module."""
+    defaults = dict(_OPTIONS)
+    if in_place_window:
+        defaults["in_place"] = False
 
     @functools.wraps(rule)
     def averaged(loss_or_grads, params, *args, **kw):
-        options = {key: kw.pop(key, _OPTIONS[key]) for key in _OPTIONS}
+        options = {key: kw.pop(key, defaults[key]) for key in defaults}
         clip = _amount("grads_clip", options.pop("grads_clip"), 1.0)
         noise = _amount("noise", options.pop("noise"), 1e-8)
         if clip or noise:
             loss_or_grads = _distorted(loss_or_grads, params, clip, noise)
-        rule_n = accumulated(rule, options.pop("average"), **options)
-        return rule_n(loss_or_grads, params, *args, **kw)
+        N = options.pop("average")
+        if options.pop("in_place", False):
+            return _collected_in_place(
+                loss_or_grads, params, N, options, *args, **kw
+            )
+        return accumulated(rule, N, **options)(
+            loss_or_grads, params, *args, **kw
+        )
 
     signature = inspect.signature(rule)
+    keyword_only = inspect.Parameter.KEYWORD_ONLY
     averaged.__signature__ = signature.replace(
-        parameters=list(signature.parameters.values())
-        + [
-            inspect.Parameter(
-                key, inspect.Parameter.KEYWORD_ONLY, default=value
-            )
-            for key, value in _OPTIONS.items()
+        parameters=[
+            *signature.parameters.values(),
+            *(
+                inspect.Parameter(key, keyword_only, default=value)
+                for key, value in defaults.items()
+            ),
         ]
     )
-    options = __doc__[__doc__.index("average :") : __doc__.index("\nWith ")]
+    described = _DESCRIBED + _IN_PLACE_DESCRIBED * bool(in_place_window)
     averaged.__doc__ = inspect.getdoc(rule).replace(
-        "\n\nReturns\n", "\n" + options + "\nReturns\n", 1
+        "\n\nReturns\n", described + "\n\nReturns\n", 1
     )
     averaged.__module__ = __name__
     averaged.__name__ = averaged.__qualname__ = rule.__name__.lstrip("_")
+    averaged.in_place_window = in_place_window
     return averaged
 
 
@@ -371,8 +399,56 @@ def _distorted(loss_or_grads, params, clip, noise):
     return grads
 
 
+def _velocity_window(
+    backend, loss_or_grads, params, N, learning_rate, momentum=0.9
+):
+    """Make a window whose sums are the velocities of momentum."""
+    T = backend.tensor
+    grads = _checked_grads(backend, loss_or_grads, params)
+    velocities = [
+        backend.zeros(param.dtype, f"{_name(param)}_velocity", param)
+        for param in params
+    ]
+    calls = backend.zeros(_counter_dtype(N), "window_counter")
+    new_calls = calls + T.constant(1, dtype="int8")
+    decay, rate = T.switch(T.eq(calls, 0), momentum, 1), learning_rate / N
+
+    pairs = OrderedDict(
+        (v, T.cast(decay, v.dtype) * v - T.cast(rate, v.dtype) * g)
+        for v, g in zip(velocities, grads)
+    )
+    held = _Totals(velocities, calls, calls)
+    collected = _Totals(list(pairs.values()), new_calls, new_calls)
+    pairs[calls] = new_calls
+    return _Window(
+        backend,
+        params,
+        held,
+        collected,
+        pairs,
+        accepted=None,
+        skipped=None,
+        kept=velocities,
+    )
+
+
+def _collected_in_place(loss_or_grads, params, N, options, *args, **kw):
+    """Give the updates of momentum over a velocity window."""
+    backend, params = _checked_params(params)
+    gate = options.pop("gate")
+    _check_in_place(backend, N, options)
+    window = _velocity_window(backend, loss_or_grads, params, N, *args, **kw)
+    rule = OrderedDict(
+        (param, param + velocity)
+        for param, velocity in zip(params, window.collected.sums)
+    )
+    return AccumulatedUpdates(
+        backend, window, _checked_updates(lambda: rule), N=N, gate=gate
+    )
+
+
 sgd = _averaged(lasagne.updates.sgd)
-momentum = _averaged(lasagne.updates.momentum)
+momentum = _averaged(lasagne.updates.momentum, _velocity_window)
 nesterov_momentum = _averaged(lasagne.updates.nesterov_momentum)
 adagrad = _averaged(lasagne.updates.adagrad)
 rmsprop = _averaged(lasagne.updates.rmsprop)
