@@ -58,8 +58,8 @@ class Theano:
             broadcastable=variable.broadcastable,
         )
 
-    def random_states(self, expressions):
-        """List the random streams that expressions draw from."""
+    def self_updating(self, expressions):
+        """List random streams and averages that move by being used."""
         inputs = self._theano.gof.graph.inputs(expressions)
         return [v for v in inputs if hasattr(v, "default_update")]
 

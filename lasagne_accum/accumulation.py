@@ -38,6 +38,7 @@ def with_accumulated_gradients(
     gate="switch",
     skip_nonfinite=False,
     accumulator_dtype=None,
+    statistics=(),
     **kw,
 ):
     """Let an update rule see the mean gradient of every `N` calls.
@@ -86,6 +87,11 @@ def with_accumulated_gradients(
     accumulator_dtype : str, optional
         The floating-point dtype of the accumulators. Defaults to the dtype
         of the parameter, float32 for float16.
+    statistics : list of layers, optional
+        Lasagne layers, such as all of a network, whose running averages (of
+        batch normalization) move once for each window, by the mean of what
+        its calls would make of them. Defaults to none: they move on each
+        call.
     **kw
         Passed on to `update_fn`.
 
@@ -158,10 +164,11 @@ def with_accumulated_gradients(
         weight=weight,
         skip_nonfinite=skip_nonfinite,
         accumulator_dtype=accumulator_dtype,
+        statistics=statistics,
     )
-    grads = _mean_grads(window, window.collected)
-    rule = _checked_updates(update_fn, grads, params, **kw)
-    return AccumulatedUpdates(backend, window, rule, grads, N, gate)
+    means = _means(window, window.collected)
+    rule = _applied(window, means, update_fn, **kw)
+    return AccumulatedUpdates(backend, window, rule, means, N, gate)
 
 
 def accumulated(
@@ -172,6 +179,7 @@ def accumulated(
     gate="switch",
     skip_nonfinite=False,
     accumulator_dtype=None,
+    statistics=(),
 ):
     """Make an update rule that sees the mean gradient of every `N` calls.
 
@@ -191,6 +199,9 @@ def accumulated(
     accumulator_dtype : str, optional
         The floating-point dtype of the accumulators. Defaults to the dtype
         of the parameter, float32 for float16.
+    statistics : list of layers, optional
+        The layers whose running averages move once for each window.
+        Defaults to none.
 
     Returns
     -------
@@ -215,7 +226,7 @@ def accumulated(
     """
 
     @functools.wraps(update_fn)
-    def rule(loss_or_grads, params, *args, **kw):
+    def rule(loss_or_grads, params, *args, **kw):  # numpydoc ignore=GL08
         return with_accumulated_gradients(
             loss_or_grads,
             params,
@@ -225,6 +236,7 @@ def accumulated(
             gate=gate,
             skip_nonfinite=skip_nonfinite,
             accumulator_dtype=accumulator_dtype,
+            statistics=statistics,
         )
 
     return rule
@@ -237,6 +249,7 @@ def accumulate_gradients(
     weight=None,
     skip_nonfinite=False,
     accumulator_dtype=None,
+    statistics=(),
 ):
     """Collect gradients with one function, to apply their mean with another.
 
@@ -267,6 +280,9 @@ def accumulate_gradients(
     accumulator_dtype : str, optional
         The floating-point dtype of the accumulators. Defaults to the dtype
         of the parameter, float32 for float16.
+    statistics : list of layers, optional
+        The layers whose running averages `accumulate` leaves alone, and
+        `reset` moves by the mean of the window. Defaults to none.
 
     Returns
     -------
@@ -320,11 +336,17 @@ def accumulate_gradients(
         weight=weight,
         skip_nonfinite=skip_nonfinite,
         accumulator_dtype=accumulator_dtype,
+        statistics=statistics,
     )
-    return _collect(window), _mean_grads(window, window.held), _reset(window)
+
+    means, reset = _means(window, window.held), _reset(window)
+    nothing = backend.tensor.eq(window.held.weight, 0)
+    for average, mean in zip(window.averages, means[len(params) :]):
+        reset[average] = backend.tensor.switch(nothing, average, mean)
+    return _collect(window), means[: len(params)], reset
 
 
-class AccumulatedUpdates(OrderedDict):
+class AccumulatedUpdates(OrderedDict):  # numpydoc ignore=PR01
     """The updates of a rule, held back until their window is complete.
 
     It is made by :func:`with_accumulated_gradients`. Changes to what the
@@ -341,10 +363,10 @@ class AccumulatedUpdates(OrderedDict):
         True exactly on the calls that change the parameters.
     """
 
-    def __init__(self, backend, window, rule, grads=(), N=1, gate="switch"):
+    def __init__(self, backend, window, rule, means=(), N=1, gate="switch"):
         super().__init__()
         self._backend, self._window, self._rule = backend, window, rule
-        self._grads, self._N, self._gate = grads, N, gate
+        self._means, self._N, self._gate = means, N, gate
         self._apply = None
 
         self.accumulators, self.counter = [], None
@@ -352,12 +374,13 @@ class AccumulatedUpdates(OrderedDict):
         if window is not None:
             self.updated, self._own = _gated(window, rule, N, gate)
             if window.pairs:
-                self.accumulators = [] if window.kept else window.held.sums
+                sums = () if window.kept else window.held.sums
+                self.accumulators = list(sums[: len(window.params)])
                 self.counter = window.held.calls
         self.update(self._own)
 
     @property
-    def skipped(self):
+    def skipped(self):  # numpydoc ignore=RT01
         """The number of calls that ``skip_nonfinite`` has skipped so far."""
         return _skipped_count(self._window)
 
@@ -428,20 +451,26 @@ class AccumulatedUpdates(OrderedDict):
         state.restore(self._state_variables(), values)
 
     def copy(self):
-        """Copy the dictionary alone, as ``OrderedDict(self)`` does."""
+        """Copy the dictionary alone, without its window.
+
+        Returns
+        -------
+        OrderedDict
+            The same as ``OrderedDict(self)``.
+        """
         return OrderedDict(self)
 
     __copy__ = copy
 
     def _state_variables(self):
-        drawn = self._backend.random_states(list(self.values()))
-        return list(OrderedDict.fromkeys([*self, *drawn]))
+        moving = self._backend.self_updating(list(self.values()))
+        return list(OrderedDict.fromkeys([*self, *moving]))
 
     def _compiled_apply(self):
         """Compile the rule for the mean of what is held before a call."""
-        grads = _mean_grads(self._window, self._window.held)
+        means = _means(self._window, self._window.held)
         updates = self._backend.clone(
-            list(self._rule.values()), replace=dict(zip(self._grads, grads))
+            list(self._rule.values()), replace=dict(zip(self._means, means))
         )
         missing = self._backend.missing_inputs(updates)
         if missing:
@@ -469,7 +498,7 @@ class AccumulatedUpdates(OrderedDict):
             self._backend,
             self._window,
             rule,
-            self._grads,
+            self._means,
             self._N,
             self._gate,
         )
@@ -480,7 +509,8 @@ class AccumulatedUpdates(OrderedDict):
 
 _Totals = namedtuple("_Totals", "sums calls weight")
 _Window = namedtuple(
-    "_Window", "backend params held collected pairs accepted skipped kept"
+    "_Window",
+    "backend params averages held collected pairs accepted skipped kept",
 )
 
 
@@ -492,6 +522,7 @@ def _open_window(
     weight=None,
     skip_nonfinite=False,
     accumulator_dtype=None,
+    statistics=(),
     positive=False,
     count=1,
 ):
@@ -500,7 +531,8 @@ def _open_window(
     `positive` says that the weight needs no check; a call that counts adds
     `count` to the number of calls.
 
-    The fields of a window: `held`, its totals before the call (`weight` is
+    The fields of a window: `averages`, the running averages that it moves;
+    `held`, its totals before the call (`weight` is
     that of the sums: the number of calls if no weights are given);
     `collected`, its totals after the call; `pairs` of each shared variable
     that holds a total and its value after the call, empty if `N` is 1;
@@ -509,11 +541,14 @@ def _open_window(
     `kept`, those of `pairs` that are not emptied at a boundary.
     """
     grads = _checked_grads(backend, loss_or_grads, params)
+    averages = _running_averages(backend, grads, loss_or_grads, statistics)
+    grads += [average.default_update for average in averages]
     if weight is not None:
         weight = _checked_weight(backend, weight)
-    dtypes = [_accumulator_dtype(p, accumulator_dtype) for p in params]
 
-    held = _empty_totals(backend, params, dtypes, N, weight is not None)
+    held = _empty_totals(
+        backend, [*params, *averages], accumulator_dtype, N, weight is not None
+    )
     weight, contributes, accepted = _screened(
         backend.tensor, grads, weight, positive, skip_nonfinite
     )
@@ -528,19 +563,31 @@ def _open_window(
     if skip_nonfinite:
         skipped = backend.zeros("int64", "window_skipped")
     return _Window(
-        backend, params, held, collected, pairs, accepted, skipped, kept=()
+        backend,
+        params,
+        averages,
+        held,
+        collected,
+        pairs,
+        accepted,
+        skipped,
+        kept=(),
     )
 
 
-def _empty_totals(backend, params, dtypes, N, weighted):
+def _empty_totals(backend, params, accumulator_dtype, N, weighted):
     def zeros(dtype, name, like=None):
         if N == 1:
             return backend.tensor.constant(0, dtype=dtype)
         return backend.zeros(dtype, name, like)
 
     sums = [
-        zeros(dtype, f"{param.name or f'param_{i}'}_accumulator", param)
-        for i, (param, dtype) in enumerate(zip(params, dtypes))
+        zeros(
+            _accumulator_dtype(param, accumulator_dtype),
+            f"{param.name or f'param_{i}'}_accumulator",
+            param,
+        )
+        for i, param in enumerate(params)
     ]
     calls = zeros(_counter_dtype(N), "window_counter")
     # float64 holds any sum of whole weights exactly up to 2**53.
@@ -583,19 +630,31 @@ def _collected(T, held, grads, weight, count, contributes, accepted):
     return _Totals(sums, calls, new_weight)
 
 
-def _mean_grads(window, totals):
+def _means(window, totals):
     """Divide the sums once, by what was collected; zeros for nothing."""
     T = window.backend.tensor
     divisor = T.switch(T.eq(totals.weight, 0), 1, totals.weight)
     return [
         (total / divisor.astype(total.dtype)).astype(param.dtype)
-        for param, total in zip(window.params, totals.sums)
+        for param, total in zip(
+            [*window.params, *window.averages], totals.sums
+        )
     ]
+
+
+def _applied(window, means, update_fn, **kw):
+    """Give what a rule makes of mean gradients, and the mean averages."""
+    n = len(window.params)
+    rule = _checked_updates(update_fn, means[:n], window.params, **kw)
+    rule.update(zip(window.averages, means[n:]))
+    return rule
 
 
 def _collect(window):
     """Give the updates of a call that only collects."""
     updates = OrderedDict(window.pairs)
+    # An explicit update takes the place of a variable's own.
+    updates.update(zip(window.averages, window.averages))
     if window.skipped is not None:
         updates[window.skipped] = _skipped_after(window)
     return updates
@@ -744,7 +803,7 @@ def _check_in_place(backend, N, options):
             "`in_place` out."
         )
     for name, value in options.items():
-        if value is not None and value is not False:
+        if value is not None and value is not False and value != ():
             raise ValueError(
                 "`in_place` must go with equal weights in the parameters' "
                 f"dtype, got {name}={value!r}. Leave one of the two out."
@@ -788,6 +847,26 @@ def _checked_grads(backend, loss_or_grads, params):
                 "Pass them in the same order."
             )
     return grads
+
+
+def _running_averages(backend, grads, loss_or_grads, layers):
+    """Find what a loss moves of the parameters that layers hold."""
+    held = [param.container for layer in layers for param in layer.params]
+    losses = (
+        [] if isinstance(loss_or_grads, (list, tuple)) else [loss_or_grads]
+    )
+    averages = [
+        variable
+        for variable in backend.self_updating([*losses, *grads])
+        if any(variable.container is container for container in held)
+    ]
+    if layers and not averages:
+        raise ValueError(
+            "`statistics` must have layers whose running averages the loss "
+            f"moves, got {layers} with none. Pass those that made the loss, "
+            "not deterministic, or leave it out."
+        )
+    return averages
 
 
 def _checked_updates(update_fn, *args, **kw):

@@ -19,13 +19,14 @@ import numpy as np
 
 from . import state
 from .accumulation import (
+    _applied,
     _check_flushable,
     _check_in_place,
     _checked_N,
     _checked_params,
     _checked_updates,
     _collect,
-    _mean_grads,
+    _means,
     _name,
     _open_window,
     _reset,
@@ -46,6 +47,7 @@ def function(
     weight=None,
     skip_nonfinite=False,
     accumulator_dtype=None,
+    statistics=(),
     microbatch=None,
     in_place=False,
     updates=None,
@@ -93,6 +95,9 @@ def function(
     accumulator_dtype : str, optional
         The floating-point dtype of the accumulators. Defaults to the dtype
         of the parameter, float32 for float16.
+    statistics : list of layers, optional
+        The layers whose running averages move once for each window, as in
+        :func:`with_accumulated_gradients`. Defaults to none.
     microbatch : int or "auto", optional
         Split what a call gets along the leading axis of its inputs into
         pieces of at most so many samples, and compute one after the other:
@@ -179,6 +184,7 @@ def function(
         "weight": weight,
         "skip_nonfinite": skip_nonfinite,
         "accumulator_dtype": accumulator_dtype,
+        "statistics": statistics,
     }
 
     if in_place:
@@ -194,8 +200,7 @@ def function(
             count=1 if count is None else count,
             **options,
         )
-        grads = _mean_grads(window, window.held)
-        rule = _checked_updates(update_fn, grads, params, **kw)
+        rule = _applied(window, _means(window, window.held), update_fn, **kw)
     trained = _compiled(
         window,
         rule,
@@ -251,7 +256,7 @@ def _compiled(window, rule, N, inputs, outputs, weights, updates, settings):
     apply = backend.function(
         [], [], updates=applied, mode=settings["mode"], name=name
     )
-    drawn = backend.random_states([*collected.values(), *outputs])
+    moving = backend.self_updating([*collected.values(), *outputs])
     return AccumulatedFunction(
         window,
         accumulate,
@@ -259,12 +264,12 @@ def _compiled(window, rule, N, inputs, outputs, weights, updates, settings):
         steps,
         N,
         single,
-        collected=list(OrderedDict.fromkeys([*collected, *drawn])),
+        collected=list(OrderedDict.fromkeys([*collected, *moving])),
         applied=list(applied),
     )
 
 
-class AccumulatedFunction:
+class AccumulatedFunction:  # numpydoc ignore=PR01
     """A training function that applies every Nth call.
 
     It is made by :func:`function`, and called like a Theano function.
@@ -331,7 +336,7 @@ class AccumulatedFunction:
         return values[0] if self._single else values
 
     @property
-    def N(self):
+    def N(self):  # numpydoc ignore=RT01
         """The number of calls in a window. A positive integer may be set.
 
         If the window holds as many calls already, it ends with the next.
@@ -339,7 +344,7 @@ class AccumulatedFunction:
         return self._N
 
     @N.setter
-    def N(self, value):
+    def N(self, value):  # numpydoc ignore=GL08
         N = _checked_N(self._window.backend, value)
         if self._window.kept:
             raise ValueError(
@@ -354,17 +359,17 @@ class AccumulatedFunction:
         self._N = N
 
     @property
-    def pending(self):
+    def pending(self):  # numpydoc ignore=RT01
         """The number of calls that the unfinished window holds."""
         return int(self._window.held.calls.get_value(borrow=True))
 
     @property
-    def steps(self):
+    def steps(self):  # numpydoc ignore=RT01
         """The number of updates applied so far."""
         return int(self._steps.get_value(borrow=True))
 
     @property
-    def skipped(self):
+    def skipped(self):  # numpydoc ignore=RT01
         """The number of calls or pieces that ``skip_nonfinite`` skipped."""
         return _skipped_count(self._window)
 

@@ -20,9 +20,9 @@ Import this module in place of ``lasagne.updates``:
     total_norm_constraint
 
 Every rule takes Lasagne's own arguments, and by keyword `average`,
-`grads_clip`, `noise`, `weight`, `gate`, `skip_nonfinite` and
-`accumulator_dtype`; :func:`momentum` also `in_place`. With ``average=1`` and
-no other option a rule returns what Lasagne's returns.
+`grads_clip`, `noise`, `weight`, `gate`, `skip_nonfinite`,
+`accumulator_dtype` and `statistics`; :func:`momentum` also `in_place`. With
+``average=1`` and no other option a rule returns what Lasagne's returns.
 
 Examples
 --------
@@ -294,6 +294,7 @@ _OPTIONS = {
     "gate": "switch",
     "skip_nonfinite": False,
     "accumulator_dtype": None,
+    "statistics": (),
 }
 
 
@@ -307,7 +308,7 @@ noise : bool or float, optional
     Add Gaussian noise to the gradients of each call, after clipping: True
     for a standard deviation of 1e-8, or the standard deviation. It is drawn
     from a stream that Lasagne's random generator seeds. Defaults to False.
-weight, gate, skip_nonfinite, accumulator_dtype : optional
+weight, gate, skip_nonfinite, accumulator_dtype, statistics : optional
     As in :func:`lasagne_accum.with_accumulated_gradients`."""
 _IN_PLACE_DESCRIBED = """
 in_place : bool, optional
@@ -423,9 +424,10 @@ def _velocity_window(
     return _Window(
         backend,
         params,
-        held,
-        collected,
-        pairs,
+        averages=[],
+        held=held,
+        collected=collected,
+        pairs=pairs,
         accepted=None,
         skipped=None,
         kept=velocities,

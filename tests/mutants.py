@@ -1,0 +1,292 @@
+"""Plant faults in the package, one at a time: the suite must reject each.
+
+Run it by ``make mutants``; it takes minutes. Each fault is a text that stands
+once in a module and what takes its place. A fault that the tests in charge
+of its module pass is printed, and makes the exit status 1.
+"""
+
+import argparse
+import concurrent.futures
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+TESTS = {
+    "accumulation.py": "accumulation state stateful statistics equivalence",
+    "function.py": "function interrupts stateful statistics",
+    "updates.py": "updates",
+    "state.py": "state",
+    "_backend.py": "function updates accumulation state",
+    "_compat.py": "compat",
+}
+MUTANTS = [
+    # The boundary, and what is emptied at it.
+    ("accumulation.py", "T.ge(now.calls, N)", "T.gt(now.calls, N)"),
+    ("accumulation.py", "T.ge(now.calls, N)", "T.eq(now.calls, N)"),
+    (
+        "accumulation.py",
+        "T.ge(now.calls, N)",
+        "T.ge(window.held.calls, N)",
+    ),
+    (
+        "accumulation.py",
+        "(held, T.zeros_like(held))\n",
+        "(held, held)\n",
+    ),
+    (
+        "accumulation.py",
+        "        for held in window.pairs\n        if held not in window.kept",
+        "        for held in window.held.sums\n        if held not in window.kept",
+    ),
+    (
+        "accumulation.py",
+        "        for held in window.pairs\n        if held not in window.kept",
+        "        for held in [window.held.calls, window.held.weight]",
+    ),
+    ("accumulation.py", "        if held not in window.kept", ""),
+    # The gate.
+    (
+        "accumulation.py",
+        "gated = [T.switch(boundary, *pair) for pair in zip(move, stay)]",
+        "gated = [m if v not in window.params and v in rule else "
+        "T.switch(boundary, m, s) for v, m, s in "
+        "zip([*rule, *reset], move, stay)]",
+    ),
+    ("accumulation.py", "T.eq(boundary, 0), stay, move", "boundary, stay, move"),
+    ("accumulation.py", "stay = list(rule) +", "stay = new +"),
+    ("accumulation.py", "return updated, updates", "return boundary, updates"),
+    (
+        "accumulation.py",
+        "        boundary = T.and_(window.accepted, boundary)\n",
+        "        pass\n",
+    ),
+    (
+        "accumulation.py",
+        "        new = [T.switch(weighs, *pair) for pair in zip(new, rule)]\n",
+        "",
+    ),
+    # The sums and their mean.
+    ("accumulation.py", "return total + amount", "return amount"),
+    (
+        "accumulation.py",
+        "return T.switch(condition, total + amount, total)",
+        "return total + amount",
+    ),
+    (
+        "accumulation.py",
+        "return T.switch(condition, total + amount, total)",
+        "return total + T.cast(condition, total.dtype) * amount",
+    ),
+    (
+        "accumulation.py",
+        "amounts = [weight.astype(a.dtype) * a for a in amounts]",
+        "pass",
+    ),
+    (
+        "accumulation.py",
+        "new_weight = added(contributes, held.weight, weight)",
+        "new_weight = held.weight + 1",
+    ),
+    (
+        "accumulation.py",
+        "(total / divisor.astype(total.dtype))",
+        "(total * 1)",
+    ),
+    (
+        "accumulation.py",
+        "divisor = T.switch(T.eq(totals.weight, 0), 1, totals.weight)",
+        "divisor = totals.weight",
+    ),
+    (
+        "accumulation.py",
+        '"float32" if param.dtype == "float16" else param.dtype',
+        "param.dtype",
+    ),
+    ("accumulation.py", ").astype(param.dtype)\n", ")\n"),
+    ("accumulation.py", "N <= np.iinfo(dtype).max", "N < np.iinfo(dtype).max"),
+    (
+        "accumulation.py",
+        "N <= np.iinfo(dtype).max",
+        "N <= np.iinfo(dtype).max + 1",
+    ),
+    ("accumulation.py", 'return "int64"', 'return "int32"'),
+    # Weights and bad calls.
+    (
+        "accumulation.py",
+        "return weight, finite, finite",
+        "return weight, finite, None",
+    ),
+    (
+        "accumulation.py",
+        "    weight = T.switch(valid, weight, np.nan)\n",
+        "",
+    ),
+    (
+        "accumulation.py",
+        "T.and_(T.ge(weight, 0), T.lt(weight, np.inf))",
+        "T.ge(weight, 0)",
+    ),
+    (
+        "accumulation.py",
+        "T.or_(contributes, T.eq(weight, 0))",
+        "contributes",
+    ),
+    (
+        "accumulation.py",
+        "T.lt(abs(grad), np.inf)",
+        "T.lt(grad, np.inf)",
+    ),
+    (
+        "accumulation.py",
+        "window.skipped, window.skipped + 1)",
+        "window.skipped + 1, window.skipped)",
+    ),
+    # Flush, state, corners.
+    (
+        "accumulation.py",
+        "        updates.update(_reset(self._window))\n",
+        "",
+    ),
+    (
+        "accumulation.py",
+        "replace=dict(zip(self._means, means))",
+        "replace={}",
+    ),
+    ("accumulation.py", "variable.zero(borrow=True)", "variable.name"),
+    (
+        "accumulation.py",
+        "[*self, *moving]",
+        "[*self]",
+    ),
+    ("accumulation.py", "if param in params[:i]:", "if False:"),
+    (
+        "accumulation.py",
+        "updates.setdefault(variable, self[variable])",
+        "pass",
+    ),
+    (
+        "accumulation.py",
+        "    updates.update(zip(window.averages, window.averages))\n",
+        "",
+    ),
+    (
+        "accumulation.py",
+        "    rule.update(zip(window.averages, means[n:]))\n",
+        "",
+    ),
+    (
+        "accumulation.py",
+        "backend.tensor.switch(nothing, average, mean)",
+        "mean",
+    ),
+    # The two functions.
+    ("function.py", "N <= self.pending", "N < self.pending"),
+    ("function.py", "if before < self.pending and", "if"),
+    (
+        "function.py",
+        "    applied.update(_reset(window))\n",
+        "",
+    ),
+    ("function.py", "(steps, steps + 1)", "(steps, steps)"),
+    ("function.py", "    collected.update(carried)\n", ""),
+    ("function.py", "np.int8(counts)", "np.int8(1)"),
+    ("function.py", "size = (size + 1) // 2", "size = size // 4 + 1"),
+    (
+        "function.py",
+        "            self._trained._restore(saved)\n",
+        "",
+    ),
+    ("function.py", "            self._size = size\n", ""),
+    (
+        "function.py",
+        "np.dot(values[weighed], weights[weighed]) / weights.sum()",
+        "values.mean()",
+    ),
+    (
+        "function.py",
+        "                self.reset()\n                if lost",
+        "                if lost",
+    ),
+    ("function.py", "            handler(*caught[0])\n", "            pass\n"),
+    (
+        "function.py",
+        "        signal.signal(signal.SIGINT, handler)\n        if caught",
+        "        if caught",
+    ),
+    ("function.py", "positive=by_length", "positive=True"),
+    # The drop-in module.
+    ("updates.py", "-limit, limit", "-limit, limit * 2"),
+    (
+        "updates.py",
+        "    if noise:\n        seed",
+        "    if False:\n        seed",
+    ),
+    ("updates.py", "grad + normal(", "grad - 0 * normal("),
+    ("updates.py", "options.pop(\"noise\"), 1e-8", "options.pop(\"noise\"), 1e-7"),
+    ("updates.py", "learning_rate / N", "learning_rate"),
+    ("updates.py", "T.eq(calls, 0), momentum, 1", "T.eq(calls, 0), 1, momentum"),
+    ("updates.py", "beta2 * u, abs(grad)", "beta2 * u, grad"),
+    ("updates.py", "T.maximum(v_max, updates[v])", "updates[v]"),
+    # Saved state.
+    ("state.py", "(old.shape, old.dtype) != (new.shape, new.dtype)", "False"),
+    ("state.py", "set(named) ^ set(values)", "set(named) - set(values)"),
+    ("state.py", "np.array(variable.get_value())", "variable.get_value(borrow=True)"),
+    ("state.py", "[*names, \"unnamed\", \"file\"]", "[*names, \"unnamed\"]"),
+    # The backend and the repairs.
+    ("_backend.py", "isinstance(error, MemoryError)", "False"),
+    ("_backend.py", "broadcastable=like.broadcastable", "broadcastable=None"),
+    ("_compat.py", "sys.version_info >= (3, 11)", "False"),
+    ("_compat.py", "ignore_border=ignore_border", "ignore_border=True"),
+]  # fmt: skip
+
+
+def survives(mutant):
+    """Say whether the tests pass with a fault planted."""
+    module, old, new = mutant
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("lasagne_accum", "tests", "examples"):
+            shutil.copytree(str(ROOT / name), os.path.join(folder, name))
+        for name in ("pyproject.toml", "setup.py", "README.md", "CHANGES.md"):
+            shutil.copy(str(ROOT / name), folder)
+        path = Path(folder, "lasagne_accum", module)
+        text = path.read_text("utf-8")
+        if text.count(old) != 1:
+            raise SystemExit(f"{module} has {text.count(old)} times {old!r}.")
+        path.write_text(text.replace(old, new), "utf-8")
+
+        tests = [f"tests/test_{name}.py" for name in TESTS[module].split()]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", *tests]
+        result = subprocess.run(
+            command,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+    # 1: tests failed. 2: the package did not even import.
+    return result.returncode not in (1, 2)
+
+
+def main():
+    """Plant each fault, and tell which ones the tests passed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--only", default="", help="a part of a module's name")
+    options = parser.parse_args()
+    mutants = [m for m in MUTANTS if options.only in m[0]]
+
+    survivors = 0
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        for mutant, alive in zip(mutants, pool.map(survives, mutants)):
+            survivors += alive
+            print("SURVIVED" if alive else "rejected", *map(repr, mutant))
+            sys.stdout.flush()
+    print(f"{len(mutants)} faults planted, {survivors} survived")
+    return int(survivors > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

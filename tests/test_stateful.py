@@ -1,0 +1,249 @@
+"""Any sequence of calls leaves what the NumPy reference says, in each form."""
+
+import copy
+import functools
+from collections import OrderedDict
+
+import lasagne_accum
+import numpy as np
+import pytest
+import theano
+import theano.tensor as T
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from lasagne_accum import updates as rules
+from reference import RULES, Window
+
+SHAPES = {"scalar": (), "empty": (0, 3), "row": (1, 3), "matrix": (2, 3)}
+# A few dozen steps, each with a rounding or two of values of about 1.
+TOLERANCE = {"float32": 1e-4, "float64": 1e-11}
+NAMES = ["sgd", "nesterov_momentum", "adam", "amsgrad"]
+
+
+class Single:
+    """The single-function form: N is a shared variable."""
+
+    def __init__(self, gate, grads, params, weight, rule, **options):
+        self.N = theano.shared(1)
+        self.updates = lasagne_accum.with_accumulated_gradients(
+            grads, params, self.N, rule, gate=gate, weight=weight, **options
+        )
+        self.train = theano.function(
+            [*grads, weight],
+            self.updates.updated,
+            updates=self.updates,
+            mode="FAST_COMPILE",
+        )
+        for name in ("flush", "reset", "get_state", "set_state"):
+            setattr(self, name, getattr(self.updates, name))
+
+    def call(self, grads, weight):
+        return bool(self.train(*grads, weight))
+
+    def set_N(self, N):
+        self.N.set_value(N)
+
+    @property
+    def pending(self):
+        return int(self.updates.counter.get_value())
+
+    @property
+    def skipped(self):
+        return self.updates.skipped
+
+
+class Runner:
+    """The two functions, run by `lasagne_accum.function`."""
+
+    def __init__(self, grads, params, weight, rule, **options):
+        self.train = lasagne_accum.function(
+            [*grads, weight],
+            None,
+            grads,
+            params,
+            update_fn=rule,
+            weight=weight,
+            mode="FAST_COMPILE",
+            **options,
+        )
+        for name in ("flush", "reset", "get_state", "set_state"):
+            setattr(self, name, getattr(self.train, name))
+
+    def call(self, grads, weight):
+        self.train(*grads, weight)
+        return self.train.updated
+
+    def set_N(self, N):
+        self.train.N = N
+
+    @property
+    def pending(self):
+        return self.train.pending
+
+    @property
+    def skipped(self):
+        return self.train.skipped
+
+
+FORMS = {
+    "switch": functools.partial(Single, "switch"),
+    "lazy": functools.partial(Single, "lazy"),
+    "function": Runner,
+}
+
+
+@functools.lru_cache(maxsize=None)
+def compiled(form, name, dtype, skip_nonfinite):
+    """Compile a form once; its first state is that of every run."""
+    with theano.configparser.change_flags(floatX=dtype):
+        params = OrderedDict(
+            (
+                key,
+                theano.shared(
+                    np.ones(shape, dtype),
+                    key,
+                    broadcastable=[axis == 1 for axis in shape],
+                ),
+            )
+            for key, shape in SHAPES.items()
+        )
+        grads = [param.type() for param in params.values()]
+        weight = T.scalar("weight", "float64")
+        subject = FORMS[form](
+            grads,
+            list(params.values()),
+            weight,
+            lambda loss, variables: getattr(rules, name)(
+                loss, variables, learning_rate=0.125
+            ),
+            skip_nonfinite=skip_nonfinite,
+        )
+    return subject, list(params.values()), subject.get_state()
+
+
+class Training(RuleBasedStateMachine):
+    """One training, made of all that can happen to it."""
+
+    form = None
+
+    @initialize(
+        name=st.sampled_from(NAMES),
+        dtype=st.sampled_from(sorted(TOLERANCE)),
+        skip_nonfinite=st.booleans(),
+        N=st.integers(1, 4),
+    )
+    def start(self, name, dtype, skip_nonfinite, N):
+        self.subject, self.params, first = compiled(
+            self.form, name, dtype, skip_nonfinite
+        )
+        self.subject.set_state(first)
+        self.subject.set_N(N)
+        reference, defaults = RULES[name]
+        self.model = Window(
+            [param.get_value() for param in self.params],
+            reference,
+            N,
+            skip_nonfinite=skip_nonfinite,
+            **dict(defaults, learning_rate=0.125),
+        )
+        self.tolerance = TOLERANCE[dtype]
+        self.saved = None
+
+    @rule(
+        seed=st.integers(0, 2**20),
+        weight=st.sampled_from(
+            [0.0, 1.0, 1.0, 2.0, 5.0, -1.0, np.nan, np.inf]
+        ),
+        poison=st.sampled_from([None] * 6 + [np.nan, np.inf, -np.inf]),
+    )
+    def call(self, seed, weight, poison):
+        # Eighths, whose weighted sums are exact.
+        rng = np.random.RandomState(seed)
+        grads = [
+            np.asarray(
+                rng.randint(-8, 9, param.get_value().shape) / 8.0
+            ).astype(param.dtype)
+            for param in self.params
+        ]
+        if poison is not None:
+            grads[3][rng.randint(2), rng.randint(3)] = poison
+        before = self.subject.get_state()
+
+        updated = self.subject.call(grads, weight)
+
+        assert updated == self.model.call(grads, weight)
+        if not updated:
+            self.nothing_moved(before)
+
+    def nothing_moved(self, before):
+        for name, value in self.subject.get_state().items():
+            if "accumulator" not in name and "window" not in name:
+                np.testing.assert_array_equal(value, before[name])
+
+    @rule()
+    def flush(self):
+        assert self.subject.flush() == self.model.flush()
+
+    @rule()
+    def reset(self):
+        before = self.subject.get_state()
+        self.subject.reset()
+        self.model.reset()
+        self.nothing_moved(before)
+
+    @rule(N=st.integers(1, 6))
+    def change_N(self, N):
+        self.subject.set_N(N)
+        self.model.N = N
+
+    @rule()
+    def save(self):
+        self.saved = self.subject.get_state(), copy.deepcopy(self.model)
+
+    @precondition(lambda self: self.saved)
+    @rule()
+    def restore(self):
+        state, model = self.saved
+        N = self.model.N
+        self.subject.set_state(state)
+        self.model = copy.deepcopy(model)
+        self.model.N = N
+
+    @invariant()
+    def equals_the_reference(self):
+        if not hasattr(self, "model"):
+            return
+        assert self.subject.pending == self.model.pending
+        assert self.subject.skipped == self.model.skipped
+        for param, value in zip(self.params, self.model.params):
+            np.testing.assert_allclose(
+                param.get_value(),
+                value,
+                rtol=self.tolerance,
+                atol=self.tolerance,
+                err_msg=param.name,
+            )
+
+
+@pytest.mark.parametrize("form", sorted(FORMS))
+def test_any_sequence_of_calls_leaves_what_the_reference_says(form):
+    machine = type(form, (Training,), {"form": form})
+
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=25,
+            stateful_step_count=30,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
