@@ -1,0 +1,191 @@
+"""The benchmarks run to their end, and time what trains alike."""
+
+import argparse
+import importlib
+import inspect
+import os
+import sys
+
+import lasagne_accum  # noqa: F401 - before Theano, which it repairs
+
+import lasagne
+import numpy as np
+import pytest
+import theano
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SCRIPTS = ["overhead", "memory", "compile_time"]
+THREADS = ["OMP", "OPENBLAS", "MKL", "NUMEXPR"]
+TINY = "mlp:6,5,3"
+
+
+@pytest.fixture
+def script(monkeypatch, fast_compile):
+    """Give a function that imports a file; what it sets is put back."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("tqdm")
+    for name in THREADS:
+        monkeypatch.setenv(f"{name}_NUM_THREADS", "1")
+    monkeypatch.setattr(
+        sys, "path", [os.path.join(ROOT, "benchmarks"), *sys.path]
+    )
+    monkeypatch.setattr(theano.config, "floatX", "float32")
+    monkeypatch.setattr(theano.config, "openmp", False)
+    rng = lasagne.random.get_rng()
+    yield importlib.import_module
+    lasagne.random.set_rng(rng)
+
+
+def train(models, form, rule, learning_rate=0.1):
+    """Train on one window of two micro-batches; return the parameters."""
+    network = models.build(TINY)
+    compiled = models.compile_form(form, network, rule, 2, learning_rate)
+    batches = models.make_batches(TINY, 2, 2)
+    if form in ("whole batch", "microbatch="):
+        batches = [map(np.concatenate, zip(*batches))]
+    for x, y in batches:
+        compiled(x, y)
+    return [param.get_value() for param in network.params]
+
+
+def assert_trains_alike(models, form, rule):
+    expected = train(models, "whole batch", rule)
+    for value, right in zip(train(models, form, rule), expected):
+        # Values are below 1, and the result of some ten operations.
+        atol = 10 * np.finfo(np.float32).eps
+        np.testing.assert_allclose(value, right, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("rule", ["sgd", "nesterov_momentum", "adam"])
+@pytest.mark.parametrize("form", ["switch", "lazy", "function"])
+def test_forms_train_alike(script, form, rule):
+    assert_trains_alike(script("models"), form, rule)
+
+
+@pytest.mark.parametrize(
+    ("form", "rule"),
+    [("in_place", "momentum"), ("microbatch=", "adam"), ("2017", "sgd")],
+)
+def test_further_forms_train_alike(script, form, rule):
+    assert_trains_alike(script("models"), form, rule)
+
+
+def test_forms_start_from_the_same_parameters(script):
+    models = script("models")
+    first, second = models.build(TINY), models.build(TINY)
+    for this, other in zip(first.params, second.params):
+        np.testing.assert_array_equal(this.get_value(), other.get_value())
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_main_takes_what_the_command_line_gives(script, name):
+    module = script(name)
+    options = vars(module.make_parser().parse_args([]))
+    bound = inspect.signature(module.main).bind(**options)
+    for argument, parameter in inspect.signature(
+        module.main
+    ).parameters.items():
+        given, default = bound.arguments[argument], parameter.default
+        if isinstance(default, tuple):
+            given = tuple(given)
+        assert given == default
+
+
+def test_unknown_models_are_refused(script):
+    with pytest.raises(argparse.ArgumentTypeError) as caught:
+        script("models").checked_model("mlp:5")
+    assert str(caught.value) == (
+        "'mlp:5' is none of mlp800, mlp2000, cnn, and not like mlp:784,800,10"
+    )
+
+
+def test_overhead_runs_to_its_end(script, capsys, tmp_path):
+    results = script("overhead").main(
+        [TINY],
+        ["momentum"],
+        micro_batches=[1, 10],
+        N=2,
+        windows=2,
+        split=(4, 2),
+        output=str(tmp_path),
+    )
+    assert list(results) == [(TINY, "momentum", 1), (TINY, "momentum", 10)]
+    for times in results.values():
+        assert len(times) == 8
+        for milliseconds in times.values():
+            assert milliseconds.shape == (2,)
+            assert np.all(milliseconds > 0)
+    printed = capsys.readouterr().out
+    assert "| lazy / function | switch / plain rule |" in printed
+    assert "| batch of 4 at once (ms) | microbatch=2 |" in printed
+    assert (tmp_path / "overhead.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_overhead_judges_medians_of_ratios_within_a_round(script, capsys):
+    overhead = script("overhead")
+    times = {
+        "gradients only": np.array([1.0, 10.0, 2.0]),
+        "function": np.array([1.1, 9.0, 2.0]),
+        "lazy": np.array([1.1, 9.0, 4.0]),
+        "plain rule": np.array([2.0, 20.0, 4.0]),
+        "switch": np.array([3.0, 30.0, 6.0]),
+        "torch": np.array([2.2, 18.0, 4.0]),
+    }
+    whole = {"whole batch": np.ones(3), "microbatch=": np.full(3, 2.0)}
+    targets = overhead.find_targets(
+        {("mlp800", "adam", 10): times, ("cnn", "sgd", 1): times},
+        {("cnn", "adam"): whole, ("mlp800", "adam"): whole},
+        ["torch"],
+    )
+    values = [values for what, limit, values in targets]
+    assert values == [[1.0], [1.0], [1.5], [2.0], [0.5]]
+    script("models").judge(targets)
+    holds = [
+        line.split("|")[-2].strip()
+        for line in capsys.readouterr().out.splitlines()
+        if line
+    ]
+    assert holds[-5:] == ["yes", "yes", "NO", "NO", "yes"]
+
+
+def test_missing_peers_are_skipped_with_a_line(script, capsys, monkeypatch):
+    for library in ("torch", "jax"):
+        monkeypatch.setitem(sys.modules, library, None)
+    assert script("overhead").available_peers() == []
+    first, _, second, _ = capsys.readouterr().out.split("\n")[:4]
+    assert first.startswith("Skipping torch: ")
+    assert second.startswith("Skipping optax: ")
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/clear_refs"), reason="reads Linux's /proc"
+)
+def test_memory_runs_to_its_end(script, capsys, tmp_path):
+    results = script("memory").main(
+        [TINY], 4, [4, 2], ["function"], "sgd", str(tmp_path)
+    )
+    parameters = 4 * (6 * 5 + 5 + 5 * 3 + 3)
+    for form, accumulators in (("plain rule", 0), ("function", parameters)):
+        measured = results[TINY, 2, form]
+        assert measured["parameters"] == parameters
+        assert measured["held"] == parameters + accumulators
+        assert measured["resident"] >= 0
+        assert measured["arrays"] > 0
+    printed = capsys.readouterr().out
+    assert "accumulators of function / parameters, off by" in printed
+    assert (tmp_path / "memory.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_memory_refuses_pieces_that_leave_a_rest(script):
+    with pytest.raises(ValueError, match="pieces") as caught:
+        script("memory").main([TINY], 4, [3])
+    assert str(caught.value) == (
+        "`pieces` must divide the batch of 4, got [3]."
+    )
+
+
+def test_compile_time_runs_to_its_end(script, capsys, tmp_path):
+    results = script("compile_time").main([TINY], "sgd", 1, str(tmp_path))
+    assert len(results[TINY]["function"]) == 1
+    assert "function / plain rule" in capsys.readouterr().out
+    assert (tmp_path / "compile_time.png").read_bytes()[1:4] == b"PNG"

