@@ -14,7 +14,7 @@ lint: .venv/ready-to-lint
 	$(PYTHON) -m numpydoc lint lasagne_accum/*.py
 
 clean:
-	rm -rf .venv .venv.uv build dist *.egg-info .coverage
+	rm -rf .venv .venv.uv build dist *.egg-info .coverage*
 	rm -rf .hypothesis .pytest_cache .ruff_cache
 	find . -name __pycache__ -exec rm -r {} +
 

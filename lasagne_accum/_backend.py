@@ -4,6 +4,8 @@ Nothing is imported before the first variable is seen, so that
 ``import lasagne_accum`` costs nothing and needs no Theano.
 """
 
+from collections import OrderedDict
+
 import numpy as np
 
 
@@ -17,12 +19,29 @@ class Theano:
 
         self.tensor = theano.tensor
         self.shared = theano.shared
-        self.grad = theano.grad
         self.function = theano.function
         self.ifelse = theano.ifelse.ifelse
         self.clone = theano.clone
         self.random_streams = theano.sandbox.rng_mrg.MRG_RandomStreams
         self._theano = theano
+
+    def grad(self, loss, params):
+        """Differentiate; name a parameter that the loss does not use."""
+        gradient = self._theano.gradient
+        try:
+            return gradient.grad(loss, params)
+        except gradient.DisconnectedInputError as error:
+            grads = gradient.grad(
+                loss,
+                params,
+                disconnected_inputs="ignore",
+                return_disconnected="None",
+            )
+            unused = params[grads.index(None)]
+            raise gradient.DisconnectedInputError(
+                "`params` must have a part in the loss, got "
+                f"{unused.name or unused}, which has none. Leave it out."
+            ) from error
 
     def is_shared(self, variable):
         """Say whether a variable is a shared one."""
@@ -58,16 +77,44 @@ class Theano:
             broadcastable=variable.broadcastable,
         )
 
+    def used(self, givens, expressions):
+        """Take those substitutions that expressions have a use for."""
+        graph = set(self._theano.gof.graph.ancestors(expressions))
+        return OrderedDict(
+            pair
+            for pair in OrderedDict(givens or ()).items()
+            if pair[0] in graph
+        )
+
+    def apart(self, grad, calls):
+        """Keep Theano from adding a product by GEMM where that is slow.
+
+        Where a BLAS is linked, there is no faster way. What Theano does
+        without one takes several times as long as a product and a sum.
+        """
+        if self._theano.config.blas.ldflags:
+            return grad
+        # Always true, but Theano doesn't know.
+        return self.tensor.switch(self.tensor.ge(calls, 0), grad, 0)
+
     def self_updating(self, expressions):
         """List random streams and averages that move by being used."""
         inputs = self._theano.gof.graph.inputs(expressions)
         return [v for v in inputs if hasattr(v, "default_update")]
 
+    def free(self, function):
+        """Drop the intermediate values that a failed call has left behind."""
+        for variable, storage in function.fn.storage_map.items():
+            if variable.owner is not None:
+                storage[0] = None
+
     def is_out_of_memory(self, error):
         """Say whether an error means that the host or device is full."""
+        # Theano adds hints, some of them on memory, below the first line.
+        first_line = str(error).partition("\n")[0].lower()
         return isinstance(error, MemoryError) or (
             type(error).__name__ == "GpuArrayException"
-            and "memory" in str(error)
+            and "memory" in first_line
         )
 
     def missing_inputs(self, expressions):

@@ -462,6 +462,12 @@ class AccumulatedUpdates(OrderedDict):  # numpydoc ignore=PR01
 
     __copy__ = copy
 
+    def __or__(self, other):
+        return OrderedDict([*self.items(), *other.items()])
+
+    def __ror__(self, other):
+        return OrderedDict([*other.items(), *self.items()])
+
     def _state_variables(self):
         moving = self._backend.self_updating(list(self.values()))
         return list(OrderedDict.fromkeys([*self, *moving]))
@@ -532,13 +538,13 @@ def _open_window(
     `count` to the number of calls.
 
     The fields of a window: `averages`, the running averages that it moves;
-    `held`, its totals before the call (`weight` is
-    that of the sums: the number of calls if no weights are given);
-    `collected`, its totals after the call; `pairs` of each shared variable
-    that holds a total and its value after the call, empty if `N` is 1;
-    `accepted`, does the call count, a symbolic bool or None for always;
-    `skipped`, the shared number of calls that did not count, or None; and
-    `kept`, those of `pairs` that are not emptied at a boundary.
+    `held`, its totals before the call (`weight` is that of the sums: the
+    number of calls if no weights are given); `collected`, its totals after
+    the call; `pairs` of each shared variable that holds a total and its
+    value after the call, empty if `N` is 1; `accepted`, does the call count,
+    a symbolic bool or None for always; `skipped`, the shared number of calls
+    that did not count, or None; and `kept`, those of `pairs` that are not
+    emptied at a boundary.
     """
     grads = _checked_grads(backend, loss_or_grads, params)
     averages = _running_averages(backend, grads, loss_or_grads, statistics)
@@ -549,6 +555,10 @@ def _open_window(
     held = _empty_totals(
         backend, [*params, *averages], accumulator_dtype, N, weight is not None
     )
+    grads = [
+        backend.apart(grad.astype(total.dtype), held.calls)
+        for grad, total in zip(grads, held.sums)
+    ]
     weight, contributes, accepted = _screened(
         backend.tensor, grads, weight, positive, skip_nonfinite
     )
@@ -621,12 +631,11 @@ def _collected(T, held, grads, weight, count, contributes, accepted):
         return T.switch(condition, total + amount, total)
 
     calls = added(accepted, held.calls, T.cast(count, held.calls.dtype))
-    amounts = [g.astype(total.dtype) for g, total in zip(grads, held.sums)]
     new_weight = calls
     if weight is not None:
-        amounts = [weight.astype(a.dtype) * a for a in amounts]
+        grads = [weight.astype(grad.dtype) * grad for grad in grads]
         new_weight = added(contributes, held.weight, weight)
-    sums = [added(contributes, *pair) for pair in zip(held.sums, amounts)]
+    sums = [added(contributes, *pair) for pair in zip(held.sums, grads)]
     return _Totals(sums, calls, new_weight)
 
 
@@ -683,8 +692,12 @@ def _check_flushable(window):
 def _reset(window):
     """Give the updates that empty a window."""
     T = window.backend.tensor
+    # In place, where zeros would be made beside what they take the place of.
     return OrderedDict(
-        (held, T.zeros_like(held))
+        (
+            held,
+            T.set_subtensor(held[:], 0) if held.ndim else T.zeros_like(held),
+        )
         for held in window.pairs
         if held not in window.kept
     )
@@ -708,9 +721,9 @@ def _gated(window, rule, N, gate):
         updated = T.and_(boundary, weighs)
         new = [T.switch(weighs, *pair) for pair in zip(new, rule)]
 
-    reset = _reset(window)
-    stay = list(rule) + [window.pairs[held] for held in reset]
-    move = new + list(reset.values())
+    emptied = [held for held in window.pairs if held not in window.kept]
+    stay = list(rule) + [window.pairs[held] for held in emptied]
+    move = new + [T.zeros_like(held) for held in emptied]
     if gate == "switch":
         gated = [T.switch(boundary, *pair) for pair in zip(move, stay)]
     else:
@@ -718,7 +731,7 @@ def _gated(window, rule, N, gate):
         gated = window.backend.ifelse(T.eq(boundary, 0), stay, move)
     updates = OrderedDict.fromkeys(rule)
     updates.update(window.pairs)
-    updates.update(zip([*rule, *reset], gated))
+    updates.update(zip([*rule, *emptied], gated))
     if window.skipped is not None:
         updates[window.skipped] = _skipped_after(window)
     return updated, updates
@@ -788,8 +801,8 @@ def _checked_N(backend, N):
         if N.ndim == 0 and N.dtype in backend.tensor.integer_dtypes:
             return N
         N = N.type
-    error = ValueError if isinstance(N, int) else TypeError
-    raise error(
+    integer = isinstance(N, numbers.Integral) and not isinstance(N, bool)
+    raise (ValueError if integer else TypeError)(
         f"`N` must be a positive integer, got {N!r}. Pass 1 to apply every "
         "update."
     )

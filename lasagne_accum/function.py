@@ -212,7 +212,7 @@ def function(
         {"givens": givens, "mode": mode, "name": name},
     )
     if batch:
-        trained._pieces = _Pieces(trained, inputs, batch, count, microbatch)
+        trained._pieces = _Pieces(trained, batch, count, microbatch)
     return trained
 
 
@@ -249,23 +249,31 @@ def _compiled(window, rule, N, inputs, outputs, weights, updates, settings):
     outputs = [outputs] if single else list(outputs or [])
     extra = [N] if backend.is_symbolic(N) else []
     extra += map(backend.tensor.as_tensor_variable, weights)
+    # Theano refuses a replacement that it has no use for.
+    givens = backend.used(
+        settings["givens"], [*outputs, *extra, *collected.values()]
+    )
+    mode, name = settings["mode"], settings["name"]
     accumulate = backend.function(
-        inputs, outputs + extra, updates=collected, **settings
+        inputs,
+        outputs + extra,
+        updates=collected,
+        givens=givens,
+        mode=mode,
+        name=name,
     )
-    name = settings["name"] and settings["name"] + "_apply"
     apply = backend.function(
-        [], [], updates=applied, mode=settings["mode"], name=name
+        [], [], updates=applied, mode=mode, name=name and f"{name}_apply"
     )
-    moving = backend.self_updating([*collected.values(), *outputs])
+    moved = [
+        OrderedDict.fromkeys([*changed, *backend.self_updating(expressions)])
+        for changed, expressions in (
+            (applied, list(applied.values())),
+            (collected, [*collected.values(), *outputs, *givens.values()]),
+        )
+    ]
     return AccumulatedFunction(
-        window,
-        accumulate,
-        apply,
-        steps,
-        N,
-        single,
-        collected=list(OrderedDict.fromkeys([*collected, *moving])),
-        applied=list(applied),
+        window, accumulate, apply, steps, N, single, carried, *moved
     )
 
 
@@ -291,20 +299,32 @@ class AccumulatedFunction:  # numpydoc ignore=PR01
     """
 
     def __init__(
-        self, window, accumulate, apply, steps, N, single, collected, applied
+        self,
+        window,
+        accumulate,
+        apply,
+        steps,
+        N,
+        single,
+        carried,
+        applied,
+        collected,
     ):
         self.accumulate, self.apply = accumulate, apply
         self.updated, self._pieces = False, None
         self._window, self._steps = window, steps
         self._N, self._N_is_output = N, not isinstance(N, int)
         self._single = single
-        self._collected, self._applied = collected, applied
-        self._containers = {
-            key: container
-            for i, container in enumerate(accumulate.input_storage)
-            for key in (i, accumulate.maker.inputs[i].name)
-            if not accumulate.maker.inputs[i].shared
-        }
+        self._carried, self._applied, self._collected = (
+            carried,
+            applied,
+            collected,
+        )
+        given = [i for i in accumulate.maker.inputs if not i.shared]
+        self._names = [i.name for i in given]
+        containers = accumulate.input_storage[: len(given)]
+        self._containers = dict(zip(self._names, containers))
+        self._containers.update(enumerate(containers))
 
     def __call__(self, *args, **kwargs):
         """Collect a micro-batch, and apply if the window is complete.
@@ -319,6 +339,7 @@ class AccumulatedFunction:  # numpydoc ignore=PR01
         array or list of arrays
             The values of the outputs.
         """
+        self._check_given([*range(len(args)), *kwargs])
         args = [self._converted(*pair) for pair in enumerate(args)]
         kwargs = {key: self._converted(key, kwargs[key]) for key in kwargs}
         length = self._pieces and self._pieces.length(args, kwargs)
@@ -423,13 +444,26 @@ class AccumulatedFunction:  # numpydoc ignore=PR01
             If a name is missing or unknown, or a value's shape or dtype is
             not that of its variable. Nothing is changed then.
         """
-        state.restore(self._state_variables(), values)
+        state.restore(self._state_variables(), values, self._carried)
+
+    def _check_given(self, given):
+        """Refuse what Theano would, while that does no harm yet."""
+        matched = [
+            sum(key in given for key in {i, name})
+            for i, name in enumerate(self._names)
+        ]
+        if len(given) > sum(matched) or any(
+            times > 1 or (times == 0 and self._containers[i].required)
+            for i, times in enumerate(matched)
+        ):
+            raise TypeError(
+                f"The function must be called with {self._names}, got {given} "
+                "(a number stands for a position). Pass each once."
+            )
 
     def _converted(self, key, value):
-        """Convert an argument as Theano will, while failing does no harm."""
-        container = self._containers.get(key)
-        if container is None:
-            return value
+        """Convert an argument as Theano will."""
+        container = self._containers[key]
         try:
             return container.type.filter(
                 value,
@@ -443,7 +477,7 @@ class AccumulatedFunction:  # numpydoc ignore=PR01
             ) from error
 
     def _state_variables(self):
-        return list(OrderedDict.fromkeys(self._applied + self._collected))
+        return list(OrderedDict.fromkeys([*self._applied, *self._collected]))
 
     def _apply(self):
         if self._window.held.weight.get_value(borrow=True) == 0:
@@ -460,16 +494,16 @@ class AccumulatedFunction:  # numpydoc ignore=PR01
     def _restore(self, saved):
         self.reset()
         for variable, value in saved:
-            variable.set_value(value, borrow=True)
+            variable.set_value(value)
 
     @contextlib.contextmanager
     def _guarded(self):
         """Empty the window if what is done with it fails."""
+        lost = self.pending
         with _uninterrupted():
             try:
                 yield
             except Exception:
-                lost = self.pending
                 self.reset()
                 if lost:
                     warnings.warn(
@@ -485,10 +519,10 @@ class AccumulatedFunction:  # numpydoc ignore=PR01
 class _Pieces:
     """Accumulates a batch piece by piece."""
 
-    def __init__(self, trained, inputs, batch, count, microbatch):
+    def __init__(self, trained, batch, count, microbatch):
         self._trained, self._count = trained, count
         # An argument comes by its index or by its name.
-        self._keys = {*batch, *(_variable(inputs[i]).name for i in batch)}
+        self._keys = {*batch, *(trained._names[i] for i in batch)}
         self._auto = microbatch == "auto"
         self._size = sys.maxsize if self._auto else microbatch
 
@@ -517,7 +551,8 @@ class _Pieces:
                 full = self._auto and backend.is_out_of_memory(error)
                 if size == 1 or not full:
                     raise
-            # Out of the except clause, nothing holds on to the failed piece.
+            # Out of the except clause, only Theano holds on to the piece.
+            backend.free(self._trained.accumulate)
             self._trained._restore(saved)
             size = (size + 1) // 2
 
@@ -598,11 +633,10 @@ def _variable(given):
 def _batch_inputs(inputs, microbatch):
     """Find the inputs to split: those with a leading axis to split along."""
     integer = isinstance(microbatch, numbers.Integral)
-    if microbatch != "auto" and (
-        not integer or isinstance(microbatch, bool) or microbatch < 1
-    ):
-        error = ValueError if isinstance(microbatch, (int, str)) else TypeError
-        raise error(
+    integer = integer and not isinstance(microbatch, bool)
+    if microbatch != "auto" and not (integer and microbatch > 0):
+        string = isinstance(microbatch, str)
+        raise (ValueError if integer or string else TypeError)(
             '`microbatch` must be a positive integer or "auto", got '
             f"{microbatch!r}. Leave it out for no splitting."
         )
@@ -626,17 +660,16 @@ def _with_inputs_carried(backend, rule, givens):
 
     Returns also the updates that carry them over, in shared variables.
     """
-    values = list(rule.values())
-    if givens:
-        values = backend.clone(values, replace=OrderedDict(givens))
+    values = backend.clone(
+        list(rule.values()), replace=OrderedDict(givens or ())
+    )
     carried = OrderedDict(
         (backend.empty_like(given), given)
         for given in backend.missing_inputs(values)
     )
-    if carried:
-        values = backend.clone(
-            values, replace={given: held for held, given in carried.items()}
-        )
+    values = backend.clone(
+        values, replace={given: held for held, given in carried.items()}
+    )
     return OrderedDict(zip(rule, values)), carried
 
 

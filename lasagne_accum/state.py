@@ -7,6 +7,13 @@ import numpy as np
 __all__ = ["read", "restore"]
 
 
+# A stream of numpy, less the name of its algorithm, which has been the same
+# in all of them.
+_STREAM = np.dtype(
+    [("key", "u4", 624), ("pos", "i8"), ("has_gauss", "i8"), ("gauss", "f8")]
+)
+
+
 def read(variables):
     """Copy the values of shared variables.
 
@@ -23,12 +30,12 @@ def read(variables):
         `variables`.
     """
     return OrderedDict(
-        (name, np.array(variable.get_value()))
+        (name, _array(variable.get_value()))
         for name, variable in _named(variables).items()
     )
 
 
-def restore(variables, values):
+def restore(variables, values, any_shape=()):
     """Set shared variables to values that were read from them.
 
     Parameters
@@ -37,6 +44,9 @@ def restore(variables, values):
         The variables, in the order in which they were read.
     values : dict
         A numpy array for each of their names.
+    any_shape : collection of shared variables, optional
+        Those of `variables` whose values may differ in shape from the ones
+        that they have. Defaults to none.
 
     Raises
     ------
@@ -52,8 +62,10 @@ def restore(variables, values):
             "into the same network, rule and options."
         )
     for name, variable in named.items():
-        old, new = variable.get_value(borrow=True), np.asarray(values[name])
-        if (old.shape, old.dtype) != (new.shape, new.dtype):
+        old = _array(variable.get_value(borrow=True))
+        new = np.asarray(values[name])
+        fits = old.shape == new.shape or variable in any_shape
+        if not fits or old.dtype != new.dtype:
             raise ValueError(
                 "`values` must have the shapes and dtypes that `get_state` "
                 f"gives here, got {new.dtype}{new.shape} for {name!r} of "
@@ -62,7 +74,18 @@ def restore(variables, values):
             )
 
     for name, variable in named.items():
-        variable.set_value(np.array(values[name]), borrow=True)
+        value = np.array(values[name])
+        if value.dtype == _STREAM:
+            stream = np.random.RandomState()
+            stream.set_state(("MT19937", *value.item()))
+            value = stream
+        variable.set_value(value, borrow=True)
+
+
+def _array(value):
+    if isinstance(value, np.random.RandomState):
+        return np.array(tuple(value.get_state()[1:]), _STREAM)
+    return np.asarray(value)
 
 
 def _named(variables):

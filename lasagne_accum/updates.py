@@ -50,6 +50,7 @@ from lasagne.updates import (
 from . import _backend
 from .accumulation import (
     AccumulatedUpdates,
+    _check_gate,
     _check_in_place,
     _checked_grads,
     _checked_params,
@@ -367,7 +368,7 @@ def _amount(name, value, default):
     """Check an option that is a bool or a positive number."""
     if isinstance(value, bool):
         return default if value else 0.0
-    if isinstance(value, numbers.Real) and value > 0:
+    if isinstance(value, numbers.Real) and 0 < value < float("inf"):
         return float(value)
     error = ValueError if isinstance(value, numbers.Real) else TypeError
     raise error(
@@ -415,7 +416,7 @@ def _velocity_window(
     decay, rate = T.switch(T.eq(calls, 0), momentum, 1), learning_rate / N
 
     pairs = OrderedDict(
-        (v, T.cast(decay, v.dtype) * v - T.cast(rate, v.dtype) * g)
+        (v, T.cast(decay, v.dtype) * v - T.cast(rate * g, v.dtype))
         for v, g in zip(velocities, grads)
     )
     held = _Totals(velocities, calls, calls)
@@ -438,6 +439,7 @@ def _collected_in_place(loss_or_grads, params, N, options, *args, **kw):
     """Give the updates of momentum over a velocity window."""
     backend, params = _checked_params(params)
     gate = options.pop("gate")
+    _check_gate(gate)
     _check_in_place(backend, N, options)
     window = _velocity_window(backend, loss_or_grads, params, N, *args, **kw)
     rule = OrderedDict(

@@ -234,7 +234,7 @@ MUTANTS = [
     # Saved state.
     ("state.py", "(old.shape, old.dtype) != (new.shape, new.dtype)", "False"),
     ("state.py", "set(named) ^ set(values)", "set(named) - set(values)"),
-    ("state.py", "np.array(variable.get_value())", "variable.get_value(borrow=True)"),
+    ("state.py", "_array(variable.get_value())", "_array(variable.get_value(borrow=True))"),
     ("state.py", "[*names, \"unnamed\", \"file\"]", "[*names, \"unnamed\"]"),
     # The backend and the repairs.
     ("_backend.py", "isinstance(error, MemoryError)", "False"),

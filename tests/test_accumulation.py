@@ -661,6 +661,15 @@ def test_nothing_is_skipped_unless_asked_for(N):
     assert run.updates.skipped == 0
 
 
+def test_skipped_call_is_no_boundary(gate):
+    N = theano.shared(3)
+    run = training(N, gate=gate, skip_nonfinite=True)
+    calls = [run.call(1), run.call(3)]
+    N.set_value(2)
+    assert [*calls, run.call(nan), run.call(5)] == [False] * 3 + [True]
+    assert run.value() == 7
+
+
 def test_flush_after_nothing_but_skipped_calls_does_nothing():
     run = training(3, adam, skip_nonfinite=True)
     before = bits(run.variables)

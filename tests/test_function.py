@@ -438,7 +438,7 @@ def test_N_may_grow_inside_a_window():
     [
         (0, ValueError),
         (-2, ValueError),
-        (True, ValueError),
+        (True, TypeError),
         (1.5, TypeError),
         (float("nan"), TypeError),
         ("4", TypeError),
@@ -1000,7 +1000,7 @@ def test_an_output_without_a_row_for_each_sample_is_refused():
     [
         (0, ValueError),
         (-1, ValueError),
-        (True, ValueError),
+        (True, TypeError),
         ("x", ValueError),
         (1.5, TypeError),
         ([2], TypeError),
@@ -1220,7 +1220,7 @@ def test_auto_halves_the_pieces_until_they_fit_and_remembers():
                 states.append([train.pending, train.updated])
                 params.append(w.get_value().tolist())
         said = [
-            [str(c.message), c.category.__name__, c.filename]
+            [str(c.message), c.filename in ("<string>", "-c")]
             for c in caught
             if c.category is RuntimeWarning
         ]
@@ -1237,8 +1237,7 @@ def test_auto_halves_the_pieces_until_they_fit_and_remembers():
         [
             f"`microbatch` is {size} from now on, since 128 samples at once "
             f"ran out of memory. Pass {size} to start there.",
-            "RuntimeWarning",
-            "<string>",
+            True,
         ]
     ]
     # What the failed pieces counted is not counted.

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 
 import lasagne_accum
+
 import lasagne
 import numpy as np
 import pytest

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import lasagne_accum
+
 import theano
 
 ROOT = Path(__file__).parent.parent

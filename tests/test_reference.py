@@ -5,7 +5,6 @@ from math import inf, nan, sqrt
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
-
 from reference import RULES, Window, sgd
 
 RTOL = 1e-14  # some tens of float64 roundings

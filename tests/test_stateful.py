@@ -5,6 +5,8 @@ import functools
 from collections import OrderedDict
 
 import lasagne_accum
+from lasagne_accum import updates as rules
+
 import numpy as np
 import pytest
 import theano
@@ -19,7 +21,6 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from lasagne_accum import updates as rules
 from reference import RULES, Window
 
 SHAPES = {"scalar": (), "empty": (0, 3), "row": (1, 3), "matrix": (2, 3)}

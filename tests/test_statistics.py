@@ -3,6 +3,7 @@
 import re
 
 import lasagne_accum
+
 import lasagne
 import numpy as np
 import pytest

@@ -129,7 +129,8 @@ def test_help_shows_and_explains_the_options(name):
     described = text[text.index("Parameters") : text.index("Returns\n")]
     for option in ("average", "grads_clip", "noise"):
         assert f"    {option} : " in described
-    assert "weight, gate, skip_nonfinite, accumulator_dtype : " in described
+    others = "weight, gate, skip_nonfinite, accumulator_dtype, statistics : "
+    assert others in described
     assert text.count("average : ") == 1
 
 
