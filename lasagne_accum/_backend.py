@@ -4,6 +4,7 @@ Nothing is imported before the first variable is seen, so that
 ``import lasagne_accum`` costs nothing and needs no Theano.
 """
 
+import gc
 from collections import OrderedDict
 
 import numpy as np
@@ -104,9 +105,12 @@ class Theano:
 
     def free(self, function):
         """Drop the intermediate values that a failed call has left behind."""
-        for variable, storage in function.fn.storage_map.items():
+        storage_map = getattr(function.fn, "storage_map", {})
+        for variable, storage in storage_map.items():
             if variable.owner is not None:
                 storage[0] = None
+        # Theano's errors hold on to arrays, and are held by their traceback.
+        gc.collect()
 
     def is_out_of_memory(self, error):
         """Say whether an error means that the host or device is full."""

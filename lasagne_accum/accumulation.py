@@ -129,8 +129,13 @@ def with_accumulated_gradients(
     keep their bits between boundaries. What it does not return, such as the
     random stream of dropout, moves on every call.
 
+    A call that raises, between boundaries, leaves the parameters and the
+    state of the rule as they were, but may have been half collected: call
+    ``reset`` before the next one. :func:`lasagne_accum.function` does it.
+
     Memory: one accumulator for each parameter, and one scalar counter of
-    the smallest signed integer type that holds `N`. With ``N=1`` and neither
+    the smallest signed integer type that holds `N`. The lazy gate holds the
+    new values twice while it applies them. With ``N=1`` and neither
     `weight` nor `skip_nonfinite`, the rule's own updates are returned, and
     no variable is made.
 
@@ -374,8 +379,7 @@ class AccumulatedUpdates(OrderedDict):  # numpydoc ignore=PR01
         if window is not None:
             self.updated, self._own = _gated(window, rule, N, gate)
             if window.pairs:
-                sums = () if window.kept else window.held.sums
-                self.accumulators = list(sums[: len(window.params)])
+                self.accumulators = _accumulators(window)
                 self.counter = window.held.calls
         self.update(self._own)
 
@@ -678,6 +682,11 @@ def _skipped_count(window):
     if window is None or window.skipped is None:
         return 0
     return int(window.skipped.get_value(borrow=True))
+
+
+def _accumulators(window):
+    """List the variables that take memory for the gradients' sake."""
+    return [] if window.kept else window.held.sums[: len(window.params)]
 
 
 def _check_flushable(window):

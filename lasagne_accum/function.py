@@ -19,6 +19,7 @@ import numpy as np
 
 from . import state
 from .accumulation import (
+    _accumulators,
     _applied,
     _check_flushable,
     _check_in_place,
@@ -175,6 +176,11 @@ def function(
     """
     backend, params = _checked_params(params)
     N = _checked_N(backend, N)
+    if update_fn is None:
+        raise TypeError(
+            "`update_fn` must be an update rule, got None. Pass one, such as "
+            "lasagne.updates.adam."
+        )
     batch = [] if microbatch is None else _batch_inputs(inputs, microbatch)
     count = backend.zeros("int8", "call_count") if batch else None
     by_length = bool(batch) and weight is None
@@ -187,6 +193,11 @@ def function(
         "statistics": statistics,
     }
 
+    if in_place and batch:
+        raise ValueError(
+            "`in_place` must go with whole calls, got "
+            f"microbatch={microbatch!r}. Leave one of the two out."
+        )
     if in_place:
         window, rule = _in_place(
             backend, loss_or_grads, params, N, update_fn, options, kw
@@ -286,16 +297,21 @@ class AccumulatedFunction:  # numpydoc ignore=PR01
     ----------
     accumulate, apply : Theano functions
         What runs on each call or piece, and at boundaries. Call neither.
+    accumulators : list of shared variables
+        The running (weighted) gradient sum of each parameter.
     updated : bool
         Whether the last call or flush changed the parameters.
 
     Notes
     -----
     Ctrl-C takes effect when the call under way is complete, its update
-    included. A call that raises leaves the parameters and the state of the
-    rule as they were, unless it ran out of memory while applying them. The
-    window is empty then, since the call may have been half collected; a
-    ``RuntimeWarning`` says how many earlier calls went with it.
+    included. Arguments that do not fit are refused before anything runs. A
+    call that raises while it collects leaves the parameters and the state of
+    the rule as they were, and the window empty, since it may have been half
+    collected (with `in_place`, the velocities are the window); a
+    ``RuntimeWarning`` says how many earlier calls went with it. Only a rule
+    that fails itself, out of memory for one, may leave its variables half
+    updated, as it does in Theano's own functions.
     """
 
     def __init__(
@@ -312,6 +328,7 @@ class AccumulatedFunction:  # numpydoc ignore=PR01
     ):
         self.accumulate, self.apply = accumulate, apply
         self.updated, self._pieces = False, None
+        self.accumulators = _accumulators(window)
         self._window, self._steps = window, steps
         self._N, self._N_is_output = N, not isinstance(N, int)
         self._single = single
@@ -597,7 +614,8 @@ def _joined(values, weights, sizes):
         values, weights = np.array(values), np.array(weights, "float64")
         weighed = weights != 0
         mean = np.dot(values[weighed], weights[weighed]) / weights.sum()
-        return np.asarray(mean, np.result_type(values, "float16"))
+        floating = values.dtype.kind == "f"
+        return np.asarray(mean, values.dtype if floating else "float64")
     if [len(value) for value in values] != sizes:
         raise ValueError(
             "`outputs` must be scalars or have a row for each sample, got "

@@ -125,21 +125,35 @@ def test_users_own_ldflags_stay(tmp_path, where):
     assert python("-c", code, **{where: value})[0] == "-lm"
 
 
-@pytest.mark.parametrize(("source", "flags"), [(DDOT, "-lblas"), ("", "")])
-def test_theano_links_a_blas_where_there_is_one(tmp_path, source, flags):
-    # An empty file stands for a library without any BLAS function in it,
-    # and hides the one that the machine may have.
-    for name in ["libopenblas.so", "libblas.so"]:
-        (tmp_path / name).touch()
-    if source:
-        (tmp_path / "blas.cc").write_text(source)
-        build = ["g++", "-shared", "-fPIC", "blas.cc", "-o", "libblas.so"]
-        subprocess.run(build, cwd=str(tmp_path), check=True)
+def test_theano_links_a_blas_where_there_is_one(tmp_path):
+    (tmp_path / "libopenblas.so").touch()
+    (tmp_path / "blas.cc").write_text(DDOT)
+    build = ["g++", "-shared", "-fPIC", "blas.cc", "-o", "libblas.so"]
+    subprocess.run(build, cwd=str(tmp_path), check=True)
     code = "import lasagne_accum, theano; print(theano.config.blas.ldflags)"
     out, _ = python(
         "-c", code, LIBRARY_PATH=tmp_path, LD_LIBRARY_PATH=tmp_path
     )
-    assert out == flags
+    assert out == "-lblas"
+
+
+def test_theano_links_no_blas_where_there_is_none(tmp_path):
+    program = 'extern "C" void ddot_(); int main() { ddot_(); }'
+    command = [
+        "g++",
+        "-x",
+        "c++",
+        "-",
+        "-o",
+        str(tmp_path / "a.out"),
+        "-lblas",
+    ]
+    links = subprocess.run(
+        command, input=program.encode(), stderr=subprocess.DEVNULL
+    )
+    code = "import lasagne_accum, theano; print(theano.config.blas.ldflags)"
+    out, _ = python("-c", code)
+    assert bool(out) is (links.returncode == 0)
 
 
 # In this process: each repair by itself.

@@ -39,8 +39,10 @@ def test_shell_blocks_name_what_is_there():
 
     targets = [line.split()[1] for line in lines if line.startswith("make ")]
     scripts = [line.split()[1] for line in lines if line.startswith("python ")]
-    assert targets and all(f"\n{name}: " in makefile for name in targets)
-    assert scripts and all((ROOT / name).exists() for name in scripts)
+    assert targets == ["mnist", "test"]
+    assert all(f"\n{name}: " in makefile for name in targets)
+    assert scripts
+    assert all((ROOT / name).exists() for name in scripts)
 
 
 def test_changes_package_and_metadata_tell_the_same_version():

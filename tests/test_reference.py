@@ -91,7 +91,7 @@ def test_adadelta_scales_by_the_unscaled_steps_before():
     assert_allclose(values, -np.cumsum(steps), RTOL)
 
 
-HALVES = dict(learning_rate=1, beta1=0.5, beta2=0.75, epsilon=1)
+HALVES = {"learning_rate": 1, "beta1": 0.5, "beta2": 0.75, "epsilon": 1}
 
 
 def test_adam_corrects_both_moments_in_its_step_size():
@@ -324,7 +324,7 @@ def test_half_precision_is_summed_in_single():
     assert (param.dtype, window.sums[0].dtype) == ("float16", "float32")
 
 
-@pytest.mark.parametrize("dtype, mean", [(None, 0), ("float64", 0.5)])
+@pytest.mark.parametrize(("dtype", "mean"), [(None, 0), ("float64", 0.5)])
 def test_sums_take_the_dtype_asked_for(dtype, mean):
     # 2**25 + 1.5 is 2**25 in float32, whose steps there are of 4
     param, window = make_window(3, 0, param_dtype="float32", dtype=dtype)

@@ -255,6 +255,17 @@ def test_values_are_in_the_order_of_the_variables():
     assert [float(v.get_value()) for v in variables] == [10, 20, 30]
 
 
+def test_shape_may_differ_where_that_is_said():
+    fixed, free = shared([1, 2], "fixed"), shared([1, 2], "free")
+    longer = {"fixed": np.zeros(2), "free": np.zeros(3)}
+    state.restore([fixed, free], longer, any_shape=[free])
+    assert [v.get_value().size for v in (fixed, free)] == [2, 3]
+    with pytest.raises(ValueError, match="'fixed'"):
+        state.restore(
+            [fixed, free], dict(longer, fixed=np.zeros(3)), any_shape=[free]
+        )
+
+
 # ------------------------------------------------------------------ refusals
 
 
