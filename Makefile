@@ -6,7 +6,10 @@ mnist: .venv/ready
 	$(PYTHON) examples/mnist.py $(MNIST)
 
 test: .venv/ready
-	$(PYTHON) -m pytest --cov
+	$(PYTHON) -m pytest --cov -n 2 --dist worksteal
+
+mutants: .venv/ready
+	$(PYTHON) tests/mutants.py
 
 lint: .venv/ready-to-lint
 	$(PYTHON) -m ruff check
@@ -26,4 +29,4 @@ clean:
 	$(PYTHON) -m pip install -c .ci/constraints.txt numpydoc ruff
 	touch $@
 
-.PHONY: mnist test lint clean
+.PHONY: mnist test mutants lint clean

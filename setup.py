@@ -41,6 +41,6 @@ setup(
             "mlxtend>=0.23.1,<0.24",
             "tqdm>=4.60,<5",
         ],
-        "test": ["hypothesis", "pytest>=7", "pytest-cov"],
+        "test": ["hypothesis", "pytest>=7", "pytest-cov", "pytest-xdist"],
     },
 )

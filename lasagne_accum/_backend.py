@@ -4,6 +4,7 @@ Nothing is imported before the first variable is seen, so that
 ``import lasagne_accum`` costs nothing and needs no Theano.
 """
 
+import functools
 import gc
 from collections import OrderedDict
 
@@ -21,7 +22,6 @@ class Theano:
         self.tensor = theano.tensor
         self.shared = theano.shared
         self.function = theano.function
-        self.ifelse = theano.ifelse.ifelse
         self.clone = theano.clone
         self.random_streams = theano.sandbox.rng_mrg.MRG_RandomStreams
         self._theano = theano
@@ -43,6 +43,11 @@ class Theano:
                 "`params` must have a part in the loss, got "
                 f"{unused.name or unused}, which has none. Leave it out."
             ) from error
+
+    def ifelse(self, condition, kept, applied):
+        """Compute one of two lists, under linkers that can."""
+        condition = _lazy_condition(self._theano)(condition)
+        return self._theano.ifelse.ifelse(condition, kept, applied)
 
     def is_shared(self, variable):
         """Say whether a variable is a shared one."""
@@ -129,3 +134,25 @@ class Theano:
             for v in graph.inputs(expressions)
             if not isinstance(v, graph.Constant) and not self.is_shared(v)
         ]
+
+
+@functools.lru_cache(maxsize=None)
+def _lazy_condition(theano):
+    """Make an identity that tells who can't run an `ifelse` what to do."""
+
+    class LazyCondition(theano.Op):
+        __props__ = ()
+
+        def make_node(self, condition):
+            return theano.Apply(self, [condition], [condition.type()])
+
+        def perform(self, node, inputs, output_storage):
+            output_storage[0][0] = inputs[0].copy()
+
+        def c_code(self, *args):
+            raise NotImplementedError(
+                '`gate` must be "switch" under the linker c, got "lazy". Take '
+                "another linker (cvm, vm, c|py, py), or that gate."
+            )
+
+    return LazyCondition()

@@ -915,11 +915,16 @@ def test_N_may_be_an_input_of_the_function():
 def test_parameters_may_be_of_any_shape(shape, broadcastable, options, gate):
     value = np.ones(shape)
     param = shared(value, broadcastable=broadcastable)
-    run = training(3, adam, [param], gate=gate, **options)
-    rule, defaults = reference.RULES["adam"]
-    window = reference.Window(
-        [value], rule, 3, **dict(defaults, learning_rate=0.5)
+    run = training(
+        3,
+        RULES["momentum"],
+        [param],
+        gate=gate,
+        **hyper("momentum"),
+        **options,
     )
+    rule, _ = reference.RULES["momentum"]
+    window = reference.Window([value], rule, 3, **hyper("momentum"))
 
     for call in range(4):
         grad = np.full(shape, 1.0 + call)
