@@ -1,5 +1,14 @@
 """What the tests share: quick compilation, and one dtype at a time."""
 
+import os
+
+WORKER = os.environ.get("PYTEST_XDIST_WORKER")
+FLAGS = os.environ.get("THEANO_FLAGS", "")
+if WORKER and "compiledir" not in FLAGS:
+    # On a shared folder of compiled code, one would wait for the other.
+    folder = os.path.join("~", ".theano", WORKER)
+    os.environ["THEANO_FLAGS"] = f"{FLAGS},base_compiledir={folder}".strip(",")
+
 import lasagne_accum  # noqa: F401, I001 - before Theano, which it repairs
 import pytest
 import theano

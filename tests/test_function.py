@@ -1291,3 +1291,32 @@ def test_auto_gives_up_when_one_sample_does_not_fit():
     assert (pending, counted) == (0, 0)
     # It goes on with whole batches: nothing was found that fits.
     assert after == [True, 0, True]
+
+
+def test_a_rule_must_be_given():
+    w = theano.shared(1.0, "w")
+    message = (
+        "`update_fn` must be an update rule, got None. Pass one, such as "
+        "lasagne.updates.adam."
+    )
+    assert refused(TypeError, lasagne_accum.function, [], w, w, [w]) == message
+
+
+def test_pieces_do_not_go_with_gradients_in_the_velocity():
+    w, x = theano.shared(np.ones(2), "w"), T.dmatrix("x")
+    message = (
+        "`in_place` must go with whole calls, got microbatch=2. Leave one of "
+        "the two out."
+    )
+    assert message == refused(
+        ValueError,
+        lasagne_accum.function,
+        [x],
+        None,
+        x.dot(w).mean(),
+        [w],
+        update_fn=lasagne_accum.updates.momentum,
+        learning_rate=0.1,
+        microbatch=2,
+        in_place=True,
+    )
