@@ -71,3 +71,24 @@ def test_lazy_gate_tells_what_to_do_under_the_linker_that_cannot_run_it():
 
     with pytest.raises(NotImplementedError, match=re.escape(message)):
         theano.function([], updates=updates, mode=theano.Mode("c", "fast_run"))
+
+
+@pytest.mark.parametrize("flags", ["", "-lblas"])
+def test_gemm_adds_to_accumulators_only_where_a_blas_is_linked(
+    flags, monkeypatch
+):
+    monkeypatch.setattr(theano.config.blas, "ldflags", flags)
+    W, x = theano.shared(np.ones((3, 1)), "W"), T.dmatrix("x")
+    loss = T.sqr(x.dot(W)).sum() / 2
+    accumulate, _, _ = lasagne_accum.accumulate_gradients(loss, [W])
+    collect = theano.function(
+        [x], updates=accumulate, mode=theano.Mode("py", "fast_run")
+    )
+
+    collect([[1, 2, 3]])
+    collect([[1, 0, 0]])
+
+    nodes = collect.maker.fgraph.toposort()
+    assert any("Gemm" in str(node.op) for node in nodes) is bool(flags)
+    [sums] = [v for v in accumulate if v.name == "W_accumulator"]
+    np.testing.assert_array_equal(sums.get_value(), [[7], [12], [18]])
