@@ -351,7 +351,7 @@ def accumulate_gradients(
     return _collect(window), means[: len(params)], reset
 
 
-class AccumulatedUpdates(OrderedDict):  # numpydoc ignore=PR01
+class AccumulatedUpdates(state.Saved, OrderedDict):  # numpydoc ignore=PR01
     """The updates of a rule, held back until their window is complete.
 
     It is made by :func:`with_accumulated_gradients`. Changes to what the
@@ -423,36 +423,6 @@ class AccumulatedUpdates(OrderedDict):  # numpydoc ignore=PR01
         """Empty the window: forget what was collected, and nothing else."""
         for variable in self._window.pairs if self._window else ():
             variable.zero(borrow=True)
-
-    def get_state(self):
-        """Read all that training goes on from.
-
-        Returns
-        -------
-        OrderedDict
-            Copies of the values of all variables that the updates change,
-            the parameters and the window included, and of the random
-            streams they use: a unique name for each, and a numpy array.
-            ``numpy.savez(path, **state)`` takes it.
-        """
-        return state.read(self._state_variables())
-
-    def set_state(self, values):
-        """Go on from a state, bit for bit.
-
-        Parameters
-        ----------
-        values : dict
-            What :meth:`get_state` returned, or what ``numpy.load`` makes of
-            its file.
-
-        Raises
-        ------
-        ValueError
-            If a name is missing or unknown, or a value's shape or dtype is
-            not that of its variable. Nothing is changed then.
-        """
-        state.restore(self._state_variables(), values)
 
     def copy(self):
         """Copy the dictionary alone, without its window.

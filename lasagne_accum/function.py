@@ -288,7 +288,7 @@ def _compiled(window, rule, N, inputs, outputs, weights, updates, settings):
     )
 
 
-class AccumulatedFunction:  # numpydoc ignore=PR01
+class AccumulatedFunction(state.Saved):  # numpydoc ignore=PR01
     """A training function that applies every Nth call.
 
     It is made by :func:`function`, and called like a Theano function.
@@ -332,7 +332,7 @@ class AccumulatedFunction:  # numpydoc ignore=PR01
         self._window, self._steps = window, steps
         self._N, self._N_is_output = N, not isinstance(N, int)
         self._single = single
-        self._carried, self._applied, self._collected = (
+        self._any_shape, self._applied, self._collected = (
             carried,
             applied,
             collected,
@@ -435,33 +435,6 @@ class AccumulatedFunction:  # numpydoc ignore=PR01
         """Empty the window: forget what was collected, and nothing else."""
         for variable in self._window.pairs:
             variable.zero(borrow=True)
-
-    def get_state(self):
-        """Read all that training goes on from.
-
-        Returns
-        -------
-        OrderedDict
-            As that of :meth:`AccumulatedUpdates.get_state`, with `steps`.
-        """
-        return state.read(self._state_variables())
-
-    def set_state(self, values):
-        """Go on from a state, bit for bit.
-
-        Parameters
-        ----------
-        values : dict
-            What :meth:`get_state` returned, or what ``numpy.load`` makes of
-            its file.
-
-        Raises
-        ------
-        ValueError
-            If a name is missing or unknown, or a value's shape or dtype is
-            not that of its variable. Nothing is changed then.
-        """
-        state.restore(self._state_variables(), values, self._carried)
 
     def _check_given(self, given):
         """Refuse what Theano would, while that does no harm yet."""

@@ -4,7 +4,7 @@ from collections import Counter, OrderedDict
 
 import numpy as np
 
-__all__ = ["read", "restore"]
+__all__ = ["Saved", "read", "restore"]
 
 
 # A stream of numpy, less the name of its algorithm, which has been the same
@@ -12,6 +12,42 @@ __all__ = ["read", "restore"]
 _STREAM = np.dtype(
     [("key", "u4", 624), ("pos", "i8"), ("has_gauss", "i8"), ("gauss", "f8")]
 )
+
+
+class Saved:
+    """What has a state: the values of its ``_state_variables()``."""
+
+    _any_shape = ()
+
+    def get_state(self):
+        """Read all that training goes on from.
+
+        Returns
+        -------
+        OrderedDict
+            Copies of the values of all variables that training changes, the
+            parameters and the window included, and of the random streams it
+            uses: a unique name for each, and a numpy array.
+            ``numpy.savez(path, **state)`` takes it.
+        """
+        return read(self._state_variables())
+
+    def set_state(self, values):
+        """Go on from a state, bit for bit.
+
+        Parameters
+        ----------
+        values : dict
+            What :meth:`get_state` returned, or what ``numpy.load`` makes of
+            its file.
+
+        Raises
+        ------
+        ValueError
+            If a name is missing or unknown, or a value's shape or dtype is
+            not that of its variable. Nothing is changed then.
+        """
+        restore(self._state_variables(), values, self._any_shape)
 
 
 def read(variables):
