@@ -193,9 +193,15 @@ def written(number):
     return "-" if np.isnan(number) else f"{number:.2f}"
 
 
+def measured_forms(results):
+    """List the forms that any of the rows has."""
+    return [f for f in FORMS if any(f in times for times in results.values())]
+
+
 def main_table(results, N):
     """Make a table with a row for each model, rule and micro-batch."""
-    header = ["model", "rule", "micro-batch", f"{BASE} (ms)", *FORMS]
+    forms = measured_forms(results)
+    header = ["model", "rule", "micro-batch", f"{BASE} (ms)", *forms]
     header += ["quartiles", "lazy / function", "switch / plain rule"]
     rows = []
     for key, times in results.items():
@@ -204,7 +210,7 @@ def main_table(results, N):
             [
                 *key,
                 f"{np.median(times[BASE]) / N:.3f}",
-                *(written(ratio(times, form)) for form in FORMS),
+                *(written(ratio(times, form)) for form in forms),
                 f"{low:.2f} to {high:.2f}",
                 written(ratio(times, "lazy", "function")),
                 written(ratio(times, "switch", "plain rule")),
@@ -294,12 +300,13 @@ def draw(path, results, N):
     names, rules, sizes = (
         list(OrderedDict.fromkeys(key)) for key in zip(*results)
     )
-    width = 0.8 / len(FORMS)
+    forms = measured_forms(results)
+    width = 0.8 / len(forms)
     figure = Figure(figsize=(1.5 + 5 * len(sizes), 1.2 + 3.2 * len(names)))
     panels = figure.subplots(len(names), len(sizes), squeeze=False)
     for row, model in zip(panels, names):
         for axes, size in zip(row, sizes):
-            for i, form in enumerate(FORMS):
+            for i, form in enumerate(forms):
                 heights = [
                     ratio(results[model, rule, size], form) for rule in rules
                 ]
@@ -317,7 +324,7 @@ def draw(path, results, N):
         row[0].set_ylabel("time (gradients only = 1)")
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.suptitle(f"Time per micro-batch, windows of {N} (lower is faster)")
-    figure.legend(handles, labels, loc="lower center", ncol=len(FORMS))
+    figure.legend(handles, labels, loc="lower center", ncol=len(forms))
     bottom = 0.5 / figure.get_figheight()
     figure.tight_layout(rect=(0, bottom, 1, 1))
     figure.savefig(path, dpi=120)

@@ -671,15 +671,23 @@ def _check_flushable(window):
 def _reset(window):
     """Give the updates that empty a window."""
     T = window.backend.tensor
-    # In place, where zeros would be made beside what they take the place of.
     return OrderedDict(
-        (
-            held,
-            T.set_subtensor(held[:], 0) if held.ndim else T.zeros_like(held),
-        )
+        (held, _emptied(T, held))
         for held in window.pairs
         if held not in window.kept
     )
+
+
+def _emptied(T, total, when=None):
+    """Make zeros of a total, always or where a condition holds.
+
+    Theano does it in place, and nothing where the condition doesn't hold.
+    """
+    if total.ndim == 0:
+        zero = T.zeros_like(total)
+        return zero if when is None else T.switch(when, zero, total)
+    start = None if when is None else T.switch(when, 0, total.shape[0])
+    return T.set_subtensor(total[start:], 0)
 
 
 def _gated(window, rule, N, gate):
@@ -701,13 +709,16 @@ def _gated(window, rule, N, gate):
         new = [T.switch(weighs, *pair) for pair in zip(new, rule)]
 
     emptied = [held for held in window.pairs if held not in window.kept]
-    stay = list(rule) + [window.pairs[held] for held in emptied]
-    move = new + [T.zeros_like(held) for held in emptied]
+    totals = [window.pairs[held] for held in emptied]
     if gate == "switch":
-        gated = [T.switch(boundary, *pair) for pair in zip(move, stay)]
+        gated = [T.switch(boundary, *pair) for pair in zip(new, rule)]
+        gated += [_emptied(T, total, boundary) for total in totals]
     else:
+        move = new + [T.zeros_like(held) for held in emptied]
         # The then branch is passed through, the else branch is copied.
-        gated = window.backend.ifelse(T.eq(boundary, 0), stay, move)
+        gated = window.backend.ifelse(
+            T.eq(boundary, 0), [*rule, *totals], move
+        )
     updates = OrderedDict.fromkeys(rule)
     updates.update(window.pairs)
     updates.update(zip([*rule, *emptied], gated))

@@ -356,7 +356,8 @@ class AccumulatedFunction(state.Saved):  # numpydoc ignore=PR01
         array or list of arrays
             The values of the outputs.
         """
-        self._check_given([*range(len(args)), *kwargs])
+        if kwargs or len(args) != len(self._names):
+            self._check_given([*range(len(args)), *kwargs])
         args = [self._converted(*pair) for pair in enumerate(args)]
         kwargs = {key: self._converted(key, kwargs[key]) for key in kwargs}
         length = self._pieces and self._pieces.length(args, kwargs)
