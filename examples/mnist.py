@@ -513,16 +513,17 @@ def train_epoch(plan, run, train, training, after_call):
     """Train to the end of the current epoch, from wherever it stands."""
     if plan.shuffle_epochs and run.call == 0:
         run.position = len(run.order)
-    with uninterrupted():  # tqdm does not take it half made
-        bar = tqdm(
-            total=plan.calls,
-            initial=run.call,
-            desc=f"Epoch {run.epoch + 1}/{plan.epochs}",
-            unit="call",
-            # In a log, the start and the end of each epoch are enough.
-            mininterval=0.1 if sys.stderr.isatty() else 60,
-        )
-    with bar:
+    with contextlib.ExitStack() as stack:
+        with uninterrupted():  # tqdm does not take it half made
+            bar = tqdm(
+                total=plan.calls,
+                initial=run.call,
+                desc=f"Epoch {run.epoch + 1}/{plan.epochs}",
+                unit="call",
+                # In a log, the start and the end of each epoch are enough.
+                mininterval=0.1 if sys.stderr.isatty() else 60,
+            )
+            stack.enter_context(bar)
         while run.call < plan.calls:
             with uninterrupted():
                 start_time = time.time()
