@@ -1,32 +1,41 @@
 # What `make mnist` trains, and for how many epochs.
 MNIST = cnn 12
-PYTHON = .venv/bin/python
+VENV = .venv
+PYTHON = $(VENV)/bin/python
 
-mnist: .venv/ready
+mnist: $(VENV)/ready
 	$(PYTHON) examples/mnist.py $(MNIST)
 
-test: .venv/ready
+test: $(VENV)/ready
 	$(PYTHON) -m pytest --cov -n 2 --dist worksteal
 
-mutants: .venv/ready
+# All of it with each dtype, on the oldest, the newest and one between.
+test-all:
+	for python in 3.7 3.9 3.11; do for floatX in float32 float64; do \
+	    echo "Python $$python, $$floatX"; \
+	    THEANO_FLAGS=floatX=$$floatX $(MAKE) test \
+	        VERSIONS=$$python VENV=.venv-$$python || exit 1; \
+	done; done
+
+mutants: $(VENV)/ready
 	$(PYTHON) tests/mutants.py
 
-lint: .venv/ready-to-lint
+lint: $(VENV)/ready-to-lint
 	$(PYTHON) -m ruff check
 	$(PYTHON) -m ruff format --check
 	$(PYTHON) -m numpydoc lint lasagne_accum/*.py
 
 clean:
-	rm -rf .venv .venv.uv build dist *.egg-info .coverage*
+	rm -rf .venv .venv-* .venv.uv build dist *.egg-info .coverage*
 	rm -rf .hypothesis .pytest_cache .ruff_cache
 	find . -name __pycache__ -exec rm -r {} +
 
-.venv/ready: setup.py .ci/constraints.txt .ci/venv
-	sh .ci/venv .venv --editable ".[lasagne,examples,test]"
+$(VENV)/ready: setup.py .ci/constraints.txt .ci/venv
+	sh .ci/venv $(VENV) --editable ".[lasagne,examples,test]"
 	touch $@
 
-.venv/ready-to-lint: .venv/ready
+$(VENV)/ready-to-lint: $(VENV)/ready
 	$(PYTHON) -m pip install -c .ci/constraints.txt numpydoc ruff
 	touch $@
 
-.PHONY: mnist test mutants lint clean
+.PHONY: mnist test test-all mutants lint clean

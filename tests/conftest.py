@@ -1,6 +1,7 @@
 """What the tests share: quick compilation, and one dtype at a time."""
 
 import os
+import signal
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 FLAGS = os.environ.get("THEANO_FLAGS", "")
@@ -8,6 +9,9 @@ if WORKER and "compiledir" not in FLAGS:
     # On a shared folder of compiled code, one would wait for the other.
     folder = os.path.join("~", ".theano", WORKER)
     os.environ["THEANO_FLAGS"] = f"{FLAGS},base_compiledir={folder}".strip(",")
+
+# A shell lets what it starts in the background ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import lasagne_accum  # noqa: F401, I001 - before Theano, which it repairs
 import pytest

@@ -2,7 +2,9 @@
 
 import copy
 import functools
+import gc
 import re
+import resource
 import sys
 from collections import OrderedDict
 from math import inf, nan
@@ -115,6 +117,13 @@ def two_functions(update_fn=sgd, params=None, **options):
 
 def bits(variables):
     return [v.get_value().tobytes() for v in variables]
+
+
+def resident():
+    """Tell how much memory this process takes, in bytes."""
+    gc.collect()
+    with open("/proc/self/statm") as stream:
+        return int(stream.read().split()[1]) * resource.getpagesize()
 
 
 def window(updates):
@@ -383,6 +392,20 @@ def test_window_costs_one_accumulator_each_and_one_counter():
     extra = [v for v in run.updates if v not in run.variables]
     assert sum(v.get_value().nbytes for v in extra) == 8 * (15 + 7) + 1
     assert len(extra) == 3
+
+
+@pytest.mark.parametrize("N", [1, 3])
+def test_memory_that_a_window_takes_is_that_of_its_accumulators(N, gate):
+    training(N, gate=gate).call(1)  # what a first time takes
+    grad = np.ones(2**22)
+    before = resident()
+    run = training(N, sgd, [shared(grad, "w")], gate=gate)
+    for _ in range(4):
+        run.call(grad)
+    taken = resident() - before
+
+    least = run.w.get_value(borrow=True).nbytes + (N > 1) * grad.nbytes
+    assert least <= taken < least + grad.nbytes / 4
 
 
 @every_rule
@@ -978,6 +1001,19 @@ def test_sums_have_the_dtype_asked_for(param_dtype, dtype, grads, mean):
         run.call(g)
     assert w.get_value() == -mean
     assert w.get_value().dtype == param_dtype
+
+
+@pytest.mark.parametrize(
+    ("dtype", "accumulator_dtype"), [("float16", None), ("float32", "float64")]
+)
+def test_mean_of_4096_equal_terms_is_that_term(dtype, accumulator_dtype):
+    # Their sum needs 12 bits more than they have, at most.
+    term = np.random.RandomState(0).randn(100).astype(dtype)
+    w = shared(np.zeros(100), "w", dtype)
+    run = training(4096, half_sgd, [w], accumulator_dtype=accumulator_dtype)
+    for _ in range(4096):
+        run.call(term)
+    assert_array_equal(w.get_value(), -term)
 
 
 def test_dtype_object_is_taken_as_accumulator_dtype():

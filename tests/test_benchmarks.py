@@ -14,7 +14,7 @@ import pytest
 import theano
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-SCRIPTS = ["overhead", "memory", "compile_time"]
+SCRIPTS = ["overhead", "memory", "compile_time", "soak"]
 THREADS = ["OMP", "OPENBLAS", "MKL", "NUMEXPR"]
 TINY = "mlp:6,5,3"
 
@@ -189,3 +189,35 @@ def test_compile_time_runs_to_its_end(script, capsys, tmp_path):
     assert len(results[TINY]["function"]) == 1
     assert "function / plain rule" in capsys.readouterr().out
     assert (tmp_path / "compile_time.png").read_bytes()[1:4] == b"PNG"
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/statm"), reason="reads Linux's /proc"
+)
+def test_soak_tells_whether_all_held(script, capsys, monkeypatch):
+    soak = script("soak")
+    monkeypatch.setattr(soak, "GROWTH", np.inf)  # so short a run is uneven
+    assert soak.main(["function"], 300, seed=1)
+    last = capsys.readouterr().out.splitlines()[-1]
+    cells = [cell.strip() for cell in last.strip("|").split("|")]
+    assert cells[:2] == ["function", "300"]
+    assert int(cells[2]) > 0
+    assert int(cells[3]) > 0
+    assert cells[-1] == "yes"
+
+    model = soak.RULES["adam"][0]
+    monkeypatch.setitem(soak.RULES, "adam", (model, {"beta1": 0.5}))
+    assert not soak.main(["function"], 300)
+    assert capsys.readouterr().out.split("|")[-2].strip() == "NO"
+
+
+def test_soak_finds_the_trend_of_a_memory_that_grows(script):
+    trend = script("soak").trend
+    assert trend(np.full(9, 7.0)) == (0, 0)
+    growth, noise = trend(np.arange(9.0))
+    assert growth == pytest.approx(8)
+    assert noise == pytest.approx(0, abs=1e-6)
+    # No line at all: squares that sum to 4, places whose squares do to 5 / 9.
+    growth, noise = trend(np.array([1.0, -1, -1, 1]) + 3)
+    assert growth == pytest.approx(0)
+    assert noise == pytest.approx((2 / (5 / 9)) ** 0.5)

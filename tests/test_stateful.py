@@ -4,13 +4,13 @@ import copy
 import functools
 from collections import OrderedDict
 
-import lasagne_accum
 from lasagne_accum import updates as rules
 
 import numpy as np
 import pytest
 import theano
 import theano.tensor as T
+from forms import FORMS
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -27,78 +27,6 @@ SHAPES = {"scalar": (), "empty": (0, 3), "row": (1, 3), "matrix": (2, 3)}
 # A few dozen steps, each with a rounding or two of values of about 1.
 TOLERANCE = {"float32": 1e-4, "float64": 1e-11}
 NAMES = ["sgd", "nesterov_momentum", "adam", "amsgrad"]
-
-
-class Single:
-    """The single-function form: N is a shared variable."""
-
-    def __init__(self, gate, grads, params, weight, rule, **options):
-        self.N = theano.shared(1)
-        self.updates = lasagne_accum.with_accumulated_gradients(
-            grads, params, self.N, rule, gate=gate, weight=weight, **options
-        )
-        self.train = theano.function(
-            [*grads, weight],
-            self.updates.updated,
-            updates=self.updates,
-            mode="FAST_COMPILE",
-        )
-        for name in ("flush", "reset", "get_state", "set_state"):
-            setattr(self, name, getattr(self.updates, name))
-
-    def call(self, grads, weight):
-        return bool(self.train(*grads, weight))
-
-    def set_N(self, N):
-        self.N.set_value(N)
-
-    @property
-    def pending(self):
-        return int(self.updates.counter.get_value())
-
-    @property
-    def skipped(self):
-        return self.updates.skipped
-
-
-class Runner:
-    """The two functions, run by `lasagne_accum.function`."""
-
-    def __init__(self, grads, params, weight, rule, **options):
-        self.train = lasagne_accum.function(
-            [*grads, weight],
-            None,
-            grads,
-            params,
-            update_fn=rule,
-            weight=weight,
-            mode="FAST_COMPILE",
-            **options,
-        )
-        for name in ("flush", "reset", "get_state", "set_state"):
-            setattr(self, name, getattr(self.train, name))
-
-    def call(self, grads, weight):
-        self.train(*grads, weight)
-        return self.train.updated
-
-    def set_N(self, N):
-        self.train.N = N
-
-    @property
-    def pending(self):
-        return self.train.pending
-
-    @property
-    def skipped(self):
-        return self.train.skipped
-
-
-FORMS = {
-    "switch": functools.partial(Single, "switch"),
-    "lazy": functools.partial(Single, "lazy"),
-    "function": Runner,
-}
 
 
 @functools.lru_cache(maxsize=None)
@@ -122,9 +50,7 @@ def compiled(form, name, dtype, skip_nonfinite):
             grads,
             list(params.values()),
             weight,
-            lambda loss, variables: getattr(rules, name)(
-                loss, variables, learning_rate=0.125
-            ),
+            functools.partial(getattr(rules, name), learning_rate=0.125),
             skip_nonfinite=skip_nonfinite,
         )
     return subject, list(params.values()), subject.get_state()
