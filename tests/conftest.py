@@ -18,20 +18,30 @@ import pytest
 import theano
 
 
+CXX = theano.config.cxx
+
+
 @pytest.fixture
 def fast_compile(monkeypatch):
-    """Compile in a moment: most graphs here run a few times only."""
+    """Compile in a moment, without C: most graphs here run a few times."""
     monkeypatch.setattr(theano.config, "mode", "FAST_COMPILE")
+    # Even that mode compiles what it folds constants with.
+    monkeypatch.setattr(theano.config, "cxx", "")
     # Theano keeps the first default mode it made, whatever is set since.
     mode = theano.compile.mode
     monkeypatch.setattr(mode, "instantiated_default_mode", None)
 
 
-@pytest.fixture(params=["float32", "float64"])
-def floatX(request, monkeypatch):
-    """Run with each floating-point dtype as Theano's own."""
-    monkeypatch.setattr(theano.config, "floatX", request.param)
-    return request.param
+@pytest.fixture
+def in_c(fast_compile, monkeypatch):
+    """Let modes that compile to C do so."""
+    monkeypatch.setattr(theano.config, "cxx", CXX)
+
+
+@pytest.fixture
+def floatX():
+    """Give Theano's own floating-point dtype, which `make test-all` varies."""
+    return theano.config.floatX
 
 
 @pytest.fixture(params=["switch", "lazy"])

@@ -23,6 +23,7 @@ TESTS = {
     "_backend.py": "function updates accumulation state",
     "_compat.py": "compat",
 }
+ALL = " ".join(sorted({name for t in TESTS.values() for name in t.split()}))
 MUTANTS = [
     # The boundary, and what is emptied at it.
     ("accumulation.py", "T.ge(now.calls, N)", "T.gt(now.calls, N)"),
@@ -34,8 +35,28 @@ MUTANTS = [
     ),
     (
         "accumulation.py",
-        "T.set_subtensor(held[:], 0) if held.ndim",
-        "held if held.ndim",
+        "return T.set_subtensor(total[start:], 0)",
+        "return total",
+    ),
+    (
+        "accumulation.py",
+        "T.switch(when, 0, total.shape[0])",
+        "T.switch(when, 1, total.shape[0])",
+    ),
+    (
+        "accumulation.py",
+        "start = None if when is None else T.switch(when, 0, total.shape[0])",
+        "start = None",
+    ),
+    (
+        "accumulation.py",
+        "return zero if when is None else T.switch(when, zero, total)",
+        "return zero",
+    ),
+    (
+        "accumulation.py",
+        "return zero if when is None else T.switch(when, zero, total)",
+        "return zero if when is None else total",
     ),
     (
         "accumulation.py",
@@ -51,13 +72,12 @@ MUTANTS = [
     # The gate.
     (
         "accumulation.py",
-        "gated = [T.switch(boundary, *pair) for pair in zip(move, stay)]",
-        "gated = [m if v not in window.params and v in rule else "
-        "T.switch(boundary, m, s) for v, m, s in "
-        "zip([*rule, *reset], move, stay)]",
+        "gated = [T.switch(boundary, *pair) for pair in zip(new, rule)]",
+        "gated = [m if v not in window.params else "
+        "T.switch(boundary, m, v) for m, v in zip(new, rule)]",
     ),
-    ("accumulation.py", "T.eq(boundary, 0), stay, move", "boundary, stay, move"),
-    ("accumulation.py", "stay = list(rule) +", "stay = new +"),
+    ("accumulation.py", "T.eq(boundary, 0), [*rule", "boundary, [*rule"),
+    ("accumulation.py", "[*rule, *totals], move", "[*new, *totals], move"),
     ("accumulation.py", "return updated, updates", "return boundary, updates"),
     (
         "accumulation.py",
@@ -245,20 +265,18 @@ MUTANTS = [
 
 
 def survives(mutant):
-    """Say whether the tests pass with a fault planted."""
-    module, old, new = mutant
+    """Say whether the tests pass with a fault planted, or with None."""
     with tempfile.TemporaryDirectory() as folder:
         for name in ("lasagne_accum", "tests", "examples"):
             shutil.copytree(str(ROOT / name), os.path.join(folder, name))
         for name in ("pyproject.toml", "setup.py", "README.md", "CHANGES.md"):
             shutil.copy(str(ROOT / name), folder)
-        path = Path(folder, "lasagne_accum", module)
-        text = path.read_text("utf-8")
-        if text.count(old) != 1:
-            raise SystemExit(f"{module} has {text.count(old)} times {old!r}.")
-        path.write_text(text.replace(old, new), "utf-8")
-
-        tests = [f"tests/test_{name}.py" for name in TESTS[module].split()]
+        tests = ALL
+        if mutant is not None:
+            module, old, new = mutant
+            plant(Path(folder, "lasagne_accum", module), old, new)
+            tests = TESTS[module]
+        tests = [f"tests/test_{name}.py" for name in tests.split()]
         command = [sys.executable, "-m", "pytest", "-x", "-q", *tests]
         result = subprocess.run(
             command,
@@ -270,6 +288,14 @@ def survives(mutant):
     return result.returncode not in (1, 2)
 
 
+def plant(path, old, new):
+    """Put a fault in the place of what stands there once."""
+    text = path.read_text("utf-8")
+    if text.count(old) != 1:
+        raise SystemExit(f"{path.name} has {text.count(old)} times {old!r}.")
+    path.write_text(text.replace(old, new), "utf-8")
+
+
 def main():
     """Plant each fault, and tell which ones the tests passed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -278,6 +304,9 @@ def main():
     options = parser.parse_args()
     mutants = [m for m in MUTANTS if options.only in m[0]]
 
+    if not survives(None):
+        print("The tests fail with no fault planted: mend that first.")
+        return 1
     survivors = 0
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         for mutant, alive in zip(mutants, pool.map(survives, mutants)):

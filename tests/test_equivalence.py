@@ -234,7 +234,7 @@ def test_two_functions_equal_the_whole_batch(name, floatX):
 
 
 # In C, and with every rewriting of graphs that Theano knows.
-compiled = pytest.mark.parametrize("floatX", ["float32"], indirect=True)
+compiled = pytest.mark.usefixtures("in_c")
 
 
 @compiled

@@ -16,7 +16,7 @@ import theano
 import theano.tensor as T
 from numpy.testing import assert_allclose, assert_array_equal
 
-pytestmark = pytest.mark.usefixtures("fast_compile")
+pytestmark = pytest.mark.usefixtures("in_c")
 
 # Only the optimized graph works in place, and so can be left half written.
 # Theano's C code is not needed for that.

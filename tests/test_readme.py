@@ -7,8 +7,6 @@ from pathlib import Path
 
 import lasagne_accum
 
-import theano
-
 ROOT = Path(__file__).parent.parent
 
 
@@ -18,10 +16,9 @@ def blocks(language):
 
 
 def test_python_blocks_run_in_order_and_print_what_they_say(
-    tmp_path, monkeypatch, capsys
+    tmp_path, monkeypatch, capsys, fast_compile
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(theano.config, "mode", "FAST_COMPILE")
     namespace = {}
 
     for block in blocks("python"):
