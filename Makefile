@@ -1,5 +1,7 @@
 # What `make mnist` trains, and for how many epochs.
 MNIST = cnn 12
+# Further words for `make test`, such as -k or --no-cov.
+PYTEST =
 VENV = .venv
 PYTHON = $(VENV)/bin/python
 
@@ -7,7 +9,7 @@ mnist: $(VENV)/ready
 	$(PYTHON) examples/mnist.py $(MNIST)
 
 test: $(VENV)/ready
-	$(PYTHON) -m pytest --cov -n 2 --dist worksteal
+	$(PYTHON) -m pytest --cov -n 2 --dist loadfile $(PYTEST)
 
 # All of it with each dtype, on the oldest, the newest and one between.
 test-all:

@@ -133,6 +133,10 @@ def with_accumulated_gradients(
     state of the rule as they were, but may have been half collected: call
     ``reset`` before the next one. :func:`lasagne_accum.function` does it.
 
+    Rounding: the mean of 4,096 float32 gradients is off by about 1e-6 of
+    itself, by up to 6e-5 if all are equal. With ``accumulator_dtype=
+    "float64"``, as large as a compensated sum, its last place is right.
+
     Memory: one accumulator for each parameter, and one scalar counter of
     the smallest signed integer type that holds `N`. The lazy gate holds the
     new values twice while it applies them. With ``N=1`` and neither

@@ -394,7 +394,9 @@ def test_window_costs_one_accumulator_each_and_one_counter():
     assert len(extra) == 3
 
 
-@pytest.mark.parametrize("N", [1, 3])
+@pytest.mark.parametrize(
+    ("N", "gate"), [(1, "switch"), (3, "switch"), (3, "lazy")]
+)
 def test_memory_that_a_window_takes_is_that_of_its_accumulators(N, gate):
     training(N, gate=gate).call(1)  # what a first time takes
     grad = np.ones(2**22)

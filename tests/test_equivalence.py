@@ -234,11 +234,8 @@ def test_two_functions_equal_the_whole_batch(name, floatX):
 
 
 # In C, and with every rewriting of graphs that Theano knows.
-compiled = pytest.mark.usefixtures("in_c")
-
-
-@compiled
-def test_compiled_graph_equals_the_whole_batch(floatX, gate):
+@pytest.mark.compiled
+def test_compiled_graph_equals_the_whole_batch(floatX, gate, in_c):
     params, inputs, loss = regression(floatX)
     updates = with_accumulated_gradients(
         loss, params, 5, RULES["adam"], gate=gate, **hyper("adam")
@@ -249,8 +246,8 @@ def test_compiled_graph_equals_the_whole_batch(floatX, gate):
     assert_trained(params, rule_variables(updates), "adam", 5)
 
 
-@compiled
-def test_compiled_two_functions_equal_the_whole_batch(floatX):
+@pytest.mark.compiled
+def test_compiled_two_functions_equal_the_whole_batch(floatX, in_c):
     params, inputs, loss = regression(floatX)
     accumulate, mean_grads, reset = accumulate_gradients(loss, params)
     updates = RULES["adam"](mean_grads, params, **hyper("adam"))

@@ -16,7 +16,7 @@ import theano
 import theano.tensor as T
 from numpy.testing import assert_allclose, assert_array_equal
 
-pytestmark = pytest.mark.usefixtures("in_c")
+pytestmark = pytest.mark.usefixtures("fast_compile")
 
 # Only the optimized graph works in place, and so can be left half written.
 # Theano's C code is not needed for that.
@@ -24,11 +24,21 @@ IN_PLACE = theano.Mode(
     linker=theano.gof.vm.VM_Linker(use_cloop=False, c_thunks=False),
     optimizer="fast_run",
 )
-every_mode = pytest.mark.parametrize(
-    "mode",
-    ["FAST_COMPILE", IN_PLACE, "FAST_RUN"],
-    ids=["as_written", "in_place", "in_C"],
+
+
+compiled = pytest.mark.compiled
+
+
+@pytest.fixture(
+    params=["as_written", "in_place", pytest.param("in_C", marks=compiled)]
 )
+def mode(request):
+    """Run as written, in place, and in place in C."""
+    if request.param == "in_C":
+        request.getfixturevalue("in_c")
+        return "FAST_RUN"
+    return IN_PLACE if request.param == "in_place" else "FAST_COMPILE"
+
 
 LOST = (
     "The {} calls that the window held are lost, since this one failed and "
@@ -140,7 +150,6 @@ def texts(caught):
 # -- A call that raises ---------------------------------------------------
 
 
-@every_mode
 def test_a_call_that_raises_leaves_the_window_empty_and_nothing_else(mode):
     train = trainer(N=3, mode=mode)
     for _ in range(3):
@@ -159,7 +168,6 @@ def test_a_call_that_raises_leaves_the_window_empty_and_nothing_else(mode):
                 assert_same_state(train.get_state(), before)
 
 
-@every_mode
 def test_training_goes_on_as_from_an_empty_window(mode):
     train = trainer(N=2, mode=mode)
     start = train.get_state()
@@ -274,7 +282,6 @@ def at_call(number):
     return lambda value: calls.append(value) or len(calls) == number
 
 
-@every_mode
 def test_a_piece_that_raises_takes_the_window_with_it(mode):
     train = trainer(N=3, mode=mode, microbatch=1)
     before = train.get_state()
@@ -305,7 +312,6 @@ SIZE = (
 )
 
 
-@every_mode
 @pytest.mark.parametrize("place", PLACES)
 def test_halving_forgets_what_failed_and_keeps_what_was_collected(mode, place):
     train, count = auto(mode)
@@ -359,7 +365,6 @@ def test_halving_an_odd_batch_leaves_no_sample_out():
     assert count.get_value() == 2
 
 
-@every_mode
 def test_a_failed_piece_gives_its_memory_back_before_the_next_try(mode):
     w, x = theano.shared(np.ones(2)), T.dmatrix("x")
     hidden = Spy("start")(x) * w
@@ -391,9 +396,11 @@ def test_a_failed_piece_gives_its_memory_back_before_the_next_try(mode):
     assert left[:2] == [[], [True, True]]
 
 
-@pytest.mark.parametrize("linker", ["py", "vm", "c|py"])
-def test_pieces_are_halved_whatever_links_the_graph(linker):
-    train, count = auto(theano.Mode(linker, optimizer=None))
+@pytest.mark.parametrize(
+    "linker", ["py", pytest.param("c|py", marks=compiled)]
+)
+def test_pieces_are_halved_whatever_links_the_graph(linker, in_c):
+    train, count = auto(theano.Mode(linker, "fast_run"))
     too_many = failing("a", MemoryError, lambda value: len(value) > 2)
     with too_many, pytest.warns(RuntimeWarning) as caught:
         assert len(train(BATCH)) == 4
@@ -555,7 +562,6 @@ def test_other_threads_train_as_well():
 # -- The single-function form ---------------------------------------------
 
 
-@every_mode
 def test_a_call_that_raises_inside_a_window_moves_nothing_but_it(mode, gate):
     params, x, outputs, loss = network()
     updates = lasagne_accum.with_accumulated_gradients(

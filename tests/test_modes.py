@@ -45,7 +45,15 @@ def trained(gate, mode, names):
     return bits
 
 
-@pytest.mark.parametrize("mode", sorted(MODES))
+@pytest.mark.parametrize(
+    "mode",
+    [
+        mode
+        if mode in ("FAST_COMPILE", "py")
+        else pytest.param(mode, marks=pytest.mark.compiled)
+        for mode in sorted(MODES)
+    ],
+)
 def test_gates_give_the_same_bits_for_every_rule(mode, monkeypatch):
     monkeypatch.setattr(theano.config, "floatX", "float64")
 

@@ -48,6 +48,7 @@ def trained_alike(params, whole, pieces, dtype):
         )
 
 
+@pytest.mark.compiled
 def test_cnn_trains_as_on_the_whole_batch(monkeypatch):
     # One dtype, since Theano can run a CNN in compiled C only.
     floatX = "float32"

@@ -161,7 +161,9 @@ class Training(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("form", sorted(FORMS))
-def test_any_sequence_of_calls_leaves_what_the_reference_says(form):
+def test_any_sequence_of_calls_leaves_what_the_reference_says(
+    form, fast_compile
+):
     machine = type(form, (Training,), {"form": form})
 
     run_state_machine_as_test(
