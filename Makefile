@@ -15,7 +15,7 @@ test: $(VENV)/ready
 test-all:
 	for python in 3.7 3.9 3.11; do for floatX in float32 float64; do \
 	    echo "Python $$python, $$floatX"; \
-	    THEANO_FLAGS=floatX=$$floatX $(MAKE) test \
+	    THEANO_FLAGS=floatX=$$floatX $(MAKE) test PYTEST=--no-cov \
 	        VERSIONS=$$python VENV=.venv-$$python || exit 1; \
 	done; done
 
