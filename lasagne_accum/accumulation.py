@@ -381,7 +381,7 @@ class AccumulatedUpdates(state.Saved, OrderedDict):  # numpydoc ignore=PR01
         self.accumulators, self.counter = [], None
         self.updated, self._own = backend.tensor.constant(True), rule
         if window is not None:
-            self.updated, self._own = _gated(window, rule, N, gate)
+            self.updated, self._own = _gated(window, rule, means, N, gate)
             if window.pairs:
                 self.accumulators = _accumulators(window)
                 self.counter = window.held.calls
@@ -672,29 +672,33 @@ def _check_flushable(window):
         )
 
 
-def _reset(window):
-    """Give the updates that empty a window."""
-    T = window.backend.tensor
+def _reset(window, means=()):
+    """Give the updates that empty a window, once its `means` are used."""
+    means = dict(zip(window.held.sums, means))
     return OrderedDict(
-        (held, _emptied(T, held))
+        (held, _emptied(window.backend.tensor, held, mean=means.get(held)))
         for held in window.pairs
         if held not in window.kept
     )
 
 
-def _emptied(T, total, when=None):
+def _emptied(T, total, when=None, mean=None):
     """Make zeros of a total, always or where a condition holds.
 
-    Theano does it in place, and nothing where the condition doesn't hold.
+    Theano makes them in place of the total, and does nothing where the
+    condition doesn't hold; or in place of the total's mean, which it then
+    may make in place of the total.
     """
     if total.ndim == 0:
         zero = T.zeros_like(total)
         return zero if when is None else T.switch(when, zero, total)
+    if mean is not None and mean.type == total.type:
+        total = mean
     start = None if when is None else T.switch(when, 0, total.shape[0])
     return T.set_subtensor(total[start:], 0)
 
 
-def _gated(window, rule, N, gate):
+def _gated(window, rule, means, N, gate):
     """Give the rule's updates, made at boundaries only, and the window's.
 
     Returns also the symbolic bool that is true when the rule's are made.
@@ -712,16 +716,15 @@ def _gated(window, rule, N, gate):
         updated = T.and_(boundary, weighs)
         new = [T.switch(weighs, *pair) for pair in zip(new, rule)]
 
-    emptied = [held for held in window.pairs if held not in window.kept]
+    emptied = _reset(window, means)
     totals = [window.pairs[held] for held in emptied]
     if gate == "switch":
         gated = [T.switch(boundary, *pair) for pair in zip(new, rule)]
         gated += [_emptied(T, total, boundary) for total in totals]
     else:
-        move = new + [T.zeros_like(held) for held in emptied]
         # The then branch is passed through, the else branch is copied.
         gated = window.backend.ifelse(
-            T.eq(boundary, 0), [*rule, *totals], move
+            T.eq(boundary, 0), [*rule, *totals], [*new, *emptied.values()]
         )
     updates = OrderedDict.fromkeys(rule)
     updates.update(window.pairs)

@@ -199,6 +199,7 @@ def function(
             f"microbatch={microbatch!r}. Leave one of the two out."
         )
     if in_place:
+        means = ()
         window, rule = _in_place(
             backend, loss_or_grads, params, N, update_fn, options, kw
         )
@@ -211,10 +212,12 @@ def function(
             count=1 if count is None else count,
             **options,
         )
-        rule = _applied(window, _means(window, window.held), update_fn, **kw)
+        means = _means(window, window.held)
+        rule = _applied(window, means, update_fn, **kw)
     trained = _compiled(
         window,
         rule,
+        _reset(window, means),
         N,
         inputs,
         outputs,
@@ -245,7 +248,9 @@ def _in_place(backend, loss_or_grads, params, N, update_fn, options, kw):
     )
 
 
-def _compiled(window, rule, N, inputs, outputs, weights, updates, settings):
+def _compiled(
+    window, rule, reset, N, inputs, outputs, weights, updates, settings
+):
     """Compile a function that collects and one that applies."""
     backend = window.backend
     rule, carried = _with_inputs_carried(backend, rule, settings["givens"])
@@ -254,7 +259,7 @@ def _compiled(window, rule, N, inputs, outputs, weights, updates, settings):
     collected.update(carried)
     steps = backend.zeros("int64", "steps")
     applied = OrderedDict([*rule.items(), (steps, steps + 1)])
-    applied.update(_reset(window))
+    applied.update(reset)
 
     single = not isinstance(outputs, (list, tuple, type(None)))
     outputs = [outputs] if single else list(outputs or [])

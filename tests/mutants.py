@@ -77,7 +77,8 @@ MUTANTS = [
         "T.switch(boundary, m, v) for m, v in zip(new, rule)]",
     ),
     ("accumulation.py", "T.eq(boundary, 0), [*rule", "boundary, [*rule"),
-    ("accumulation.py", "[*rule, *totals], move", "[*new, *totals], move"),
+    ("accumulation.py", "[*rule, *totals], [*new", "[*new, *totals], [*new"),
+    ("accumulation.py", " and mean.type == total.type", ""),
     ("accumulation.py", "return updated, updates", "return boundary, updates"),
     (
         "accumulation.py",
@@ -208,7 +209,7 @@ MUTANTS = [
     ("function.py", "if before < self.pending and", "if"),
     (
         "function.py",
-        "    applied.update(_reset(window))\n",
+        "    applied.update(reset)\n",
         "",
     ),
     ("function.py", "(steps, steps + 1)", "(steps, steps)"),
