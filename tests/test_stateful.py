@@ -26,7 +26,6 @@ from reference import RULES, Window
 SHAPES = {"scalar": (), "empty": (0, 3), "row": (1, 3), "matrix": (2, 3)}
 # A few dozen steps, each with a rounding or two of values of about 1.
 TOLERANCE = {"float32": 1e-4, "float64": 1e-11}
-NAMES = ["sgd", "nesterov_momentum", "adam", "amsgrad"]
 
 
 @functools.lru_cache(maxsize=None)
@@ -62,7 +61,7 @@ class Training(RuleBasedStateMachine):
     form = None
 
     @initialize(
-        name=st.sampled_from(NAMES),
+        name=st.sampled_from(sorted(RULES)),
         dtype=st.sampled_from(sorted(TOLERANCE)),
         skip_nonfinite=st.booleans(),
         N=st.integers(1, 4),
