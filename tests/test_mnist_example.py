@@ -53,8 +53,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def without_c(fast_compile, monkeypatch):
-    """Compile in a moment, here and in children."""
-    flags = os.environ.get("THEANO_FLAGS", "") + ",mode=FAST_COMPILE,cxx="
+    """Compile in a moment, and in float32, here and in children."""
+    flags = os.environ.get("THEANO_FLAGS", "")
+    flags += ",floatX=float32,mode=FAST_COMPILE,cxx="
     monkeypatch.setenv("THEANO_FLAGS", flags.strip(","))
 
 
