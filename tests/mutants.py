@@ -235,7 +235,7 @@ MUTANTS = [
     ("function.py", "            handler(*caught[0])\n", "            pass\n"),
     (
         "function.py",
-        "        signal.signal(signal.SIGINT, handler)\n        if caught",
+        "        _signal.signal(_signal.SIGINT, handler)\n        if caught",
         "        if caught",
     ),
     ("function.py", "positive=by_length", "positive=True"),
