@@ -61,8 +61,12 @@ class Theano:
         """Make a shared scalar 0, or zeros of the shape of a shared `like`."""
         if like is None:
             return self.shared(np.zeros((), dtype), name)
-        value = np.zeros(self.shape(like), dtype)
-        return self.shared(value, name, broadcastable=like.broadcastable)
+        return self.shared(
+            np.zeros(self.shape(like), dtype),
+            name,
+            broadcastable=like.broadcastable,
+            target=like.type.context_name,
+        )
 
     def shape(self, variable):
         """Read the shape of a shared variable's value, where it is."""
@@ -92,16 +96,26 @@ class Theano:
             if pair[0] in graph
         )
 
-    def apart(self, grad, calls):
+    def apart(self, grad, total, calls):
         """Keep Theano from adding a product by GEMM where that is slow.
 
-        Where a BLAS is linked, there is no faster way. What Theano does
-        without one takes several times as long as a product and a sum.
+        On a GPU and where a BLAS is linked, there is no faster way. What
+        Theano does without one takes several times as long as a product and
+        a sum.
         """
-        if self._theano.config.blas.ldflags:
+        if self._theano.config.blas.ldflags or _is_on_gpu(total):
             return grad
         # Always true, but Theano doesn't know.
         return self.tensor.switch(self.tensor.ge(calls, 0), grad, 0)
+
+    def is_finite(self, grad, total):
+        """Say whether all of a gradient is finite, where its total is."""
+        T = self.tensor
+        finite = T.lt(abs(grad), np.inf)
+        if _is_on_gpu(total):
+            # The only reduction that Theano has on every device.
+            return T.eq(T.switch(finite, 0, 1).astype("float32").sum(), 0)
+        return T.all(finite)
 
     def self_updating(self, expressions):
         """List random streams and averages that move by being used."""
@@ -123,7 +137,7 @@ class Theano:
         first_line = str(error).partition("\n")[0].lower()
         return isinstance(error, MemoryError) or (
             type(error).__name__ == "GpuArrayException"
-            and "memory" in first_line
+            and any(said in first_line for said in _FULL)
         )
 
     def missing_inputs(self, expressions):
@@ -134,6 +148,20 @@ class Theano:
             for v in graph.inputs(expressions)
             if not isinstance(v, graph.Constant) and not self.is_shared(v)
         ]
+
+
+# What pygpu says when memory has run out, on CUDA and OpenCL devices.
+_FULL = (
+    "alloc",
+    "clcreatebuffer",
+    "out of memory",
+    "out of host memory",
+    "out of resources",
+)
+
+
+def _is_on_gpu(variable):
+    return variable.type.context_name != "cpu"
 
 
 @functools.lru_cache(maxsize=None)

@@ -534,11 +534,11 @@ def _open_window(
         backend, [*params, *averages], accumulator_dtype, N, weight is not None
     )
     grads = [
-        backend.apart(grad.astype(total.dtype), held.calls)
+        backend.apart(grad.astype(total.dtype), total, held.calls)
         for grad, total in zip(grads, held.sums)
     ]
     weight, contributes, accepted = _screened(
-        backend.tensor, grads, weight, positive, skip_nonfinite
+        backend, grads, held.sums, weight, positive, skip_nonfinite
     )
     collected = _collected(
         backend.tensor, held, grads, weight, count, contributes, accepted
@@ -583,11 +583,11 @@ def _empty_totals(backend, params, accumulator_dtype, N, weighted):
     return _Totals(sums, calls, weight)
 
 
-def _screened(T, grads, weight, positive, skip_nonfinite):
+def _screened(backend, grads, sums, weight, positive, skip_nonfinite):
     """Tell a call's weight, whether it contributes, and whether it counts."""
-    finite = None
+    T, finite = backend.tensor, None
     if skip_nonfinite:
-        finite = T.all([T.all(T.lt(abs(grad), np.inf)) for grad in grads])
+        finite = T.all([*map(backend.is_finite, grads, sums)])
     if weight is None or positive:
         return weight, finite, finite
 
@@ -692,7 +692,7 @@ def _emptied(T, total, when=None, mean=None):
     if total.ndim == 0:
         zero = T.zeros_like(total)
         return zero if when is None else T.switch(when, zero, total)
-    if mean is not None and mean.type == total.type:
+    if mean is not None and mean.dtype == total.dtype:
         total = mean
     start = None if when is None else T.switch(when, 0, total.shape[0])
     return T.set_subtensor(total[start:], 0)

@@ -17,6 +17,8 @@ import lasagne_accum  # noqa: F401, I001 - before Theano, which it repairs
 import pytest
 import theano
 
+# Or what these tests start, the workers too, could not have the GPU.
+os.environ.pop("THEANO_GPU_IS_ALREADY_ACTIVE", None)
 
 CXX = theano.config.cxx
 

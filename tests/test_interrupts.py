@@ -432,8 +432,13 @@ class GpuArrayException(Exception):
     ("error", "message", "halves"),
     [
         (MemoryError, "", True),
-        (GpuArrayException, "cuMemAlloc: out of memory", True),
-        (GpuArrayException, "invalid argument", False),
+        (GpuArrayException, "cuMemAlloc: CUDA_ERROR: out of memory", True),
+        (GpuArrayException, b"clCreateBuffer: Invalid buffer size", True),
+        (GpuArrayException, "Memory object allocation failure", True),
+        (GpuArrayException, "Out of resources", True),
+        (GpuArrayException, "Out of host memory", True),
+        (GpuArrayException, "Invalid memory object", False),
+        (GpuArrayException, "Missing Blas library", False),
         (ValueError, "out of memory", False),
     ],
 )
