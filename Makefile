@@ -19,6 +19,12 @@ test-all:
 	        VERSIONS=$$python VENV=.venv-$$python || exit 1; \
 	done; done
 
+# On a GPU, or on the processor as an OpenCL device.
+DEVICE = opencl0:0
+test-gpu: .venv-gpu/ready
+	THEANO_FLAGS=device=$(DEVICE),floatX=float32 \
+	    .venv-gpu/bin/python -m pytest -n 2 $(PYTEST) tests/test_gpu.py
+
 mutants: $(VENV)/ready
 	$(PYTHON) tests/mutants.py
 
@@ -36,8 +42,13 @@ $(VENV)/ready: setup.py .ci/constraints.txt .ci/venv
 	sh .ci/venv $(VENV) --editable ".[lasagne,examples,test]"
 	touch $@
 
+.venv-gpu/ready: setup.py .ci/constraints.txt .ci/venv .ci/pygpu
+	VERSIONS=3.11 sh .ci/venv .venv-gpu mako --editable ".[lasagne,test]"
+	sh .ci/pygpu .venv-gpu
+	touch $@
+
 $(VENV)/ready-to-lint: $(VENV)/ready
 	$(PYTHON) -m pip install -c .ci/constraints.txt numpydoc ruff
 	touch $@
 
-.PHONY: mnist test test-all mutants lint clean
+.PHONY: mnist test test-all test-gpu mutants lint clean

@@ -23,7 +23,7 @@ FORMS = ("plain rule", "switch", "lazy", "function")
 
 def main(model_names=("mlp800", "cnn"), rule="adam", repeats=5, output="."):
     """Measure, print a table and the target, draw a chart."""
-    models.set_up()
+    models.set_up(output)
     results = OrderedDict()
     for model in model_names:
         results[model] = measure(model, rule, repeats)

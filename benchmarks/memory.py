@@ -52,7 +52,7 @@ def main(
     output=".",
 ):
     """Measure, print tables and targets, draw a chart; return the bytes."""
-    models.set_up()
+    models.set_up(output)
     if any(batch % piece for piece in pieces):
         raise ValueError(
             f"`pieces` must divide the batch of {batch}, got {pieces}."

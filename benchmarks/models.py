@@ -9,7 +9,9 @@ Import it before numpy: it keeps all libraries to one thread.
     build
     make_batches
     compile_form
+    has_softmax
     shared_variables
+    wait_for
     markdown
     judge
 """
@@ -34,6 +36,7 @@ import lasagne_accum
 import lasagne
 import numpy as np
 import theano
+import theano.gpuarray
 import theano.tensor as T
 
 MODELS = {
@@ -46,8 +49,19 @@ RULES = ("sgd", "momentum", "nesterov_momentum", "adam")
 Network = namedtuple("Network", "inputs loss params")
 
 
-def set_up():
-    """Compute in float32, with one thread; print with what."""
+def set_up(output, device="cpu"):
+    """Compute in float32, with one thread or on a GPU; print with what.
+
+    Parameters
+    ----------
+    output : str
+        The folder for charts, to be made before the time that they take.
+    device : str, optional
+        One of Theano's devices.
+    """
+    os.makedirs(output, exist_ok=True)
+    if device != "cpu":
+        theano.gpuarray.use(device)
     theano.config.floatX = "float32"
     theano.config.openmp = False
     # Lasagne 0.1 uses an old name of an argument, to the same effect.
@@ -55,8 +69,8 @@ def set_up():
     blas = theano.config.blas.ldflags or "through numpy"
     print(
         f"{processor()}, Python {platform.python_version()}, Theano "
-        f"{theano.__version__} (BLAS: {blas}), numpy {np.__version__}, one "
-        "thread, float32\n"
+        f"{theano.__version__} (BLAS: {blas}), numpy {np.__version__}, "
+        f"{'one thread' if device == 'cpu' else device}, float32\n"
     )
 
 
@@ -99,14 +113,26 @@ def build(model):
     *hidden, classes = (sizes(model) or (None, 256, 10))[1:]
     for width in hidden:
         layer = lasagne.layers.DenseLayer(layer, width)
-    layer = lasagne.layers.DenseLayer(
-        layer, classes, nonlinearity=T.nnet.softmax
-    )
+    softmax = T.nnet.softmax if has_softmax() else None
+    layer = lasagne.layers.DenseLayer(layer, classes, nonlinearity=softmax)
 
     predicted = lasagne.layers.get_output(layer)
-    loss = T.nnet.categorical_crossentropy(predicted, y).mean()
+    if has_softmax():
+        loss = T.nnet.categorical_crossentropy(predicted, y).mean()
+    else:
+        labels = T.eq(y.dimshuffle(0, "x"), np.arange(classes, dtype="int32"))
+        loss = T.sqr(predicted - labels).mean()
     params = lasagne.layers.get_all_params(layer, trainable=True)
     return Network([x, y], loss, params)
+
+
+def has_softmax():
+    """Say whether the device can run it, which OpenCL's can't."""
+    contexts = theano.gpuarray.type.list_contexts()
+    return not any(
+        theano.gpuarray.type.get_context(name).kind == b"opencl"
+        for name in contexts
+    )
 
 
 def shape(model):
@@ -251,6 +277,13 @@ def shared_variables(train):
     return list(
         OrderedDict.fromkeys(v for part in parts for v in part.get_shared())
     )
+
+
+def wait_for(variables):
+    """Let a GPU come to the end of its work on shared variables."""
+    for variable in variables:
+        if variable.type.context_name != "cpu":
+            variable.get_value(borrow=True, return_internal_type=True).sync()
 
 
 def markdown(header, rows):

@@ -40,10 +40,11 @@ def main(
     clock=time.perf_counter,
     split=(500, 50),
     peers=False,
+    device="cpu",
     output=".",
 ):
     """Measure, print tables and targets, draw a chart; return the ratios."""
-    models.set_up()
+    models.set_up(output, device)
     libraries = available_peers() if peers else []
     if libraries:
         one_processor()
@@ -147,9 +148,12 @@ def prepare_split(model, rule, batch, piece):
 def window(train, batches):
     """Make a function that trains on some batches."""
 
+    variables = models.shared_variables(train)
+
     def run():
         for x, y in batches:
             train(x, y)
+        models.wait_for(variables)
 
     return run
 
@@ -379,6 +383,12 @@ def make_parser():
         "--peers",
         action="store_true",
         help="add torch and optax to the MLPs with adam, on one processor",
+    )
+    add(
+        "--device",
+        default="cpu",
+        help="such as cuda or opencl0:0, on which OpenCL computes MLPs only, "
+        "with the squared error for loss",
     )
     add("--output", default=".", help="folder for the chart")
     return parser

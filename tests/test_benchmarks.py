@@ -107,7 +107,7 @@ def test_overhead_runs_to_its_end(script, capsys, tmp_path):
         N=2,
         windows=2,
         split=(4, 2),
-        output=str(tmp_path),
+        output=str(tmp_path / "new"),
     )
     assert list(results) == [(TINY, "momentum", 1), (TINY, "momentum", 10)]
     for times in results.values():
@@ -118,7 +118,7 @@ def test_overhead_runs_to_its_end(script, capsys, tmp_path):
     printed = capsys.readouterr().out
     assert "| lazy / function | switch / plain rule |" in printed
     assert "| batch of 4 at once (ms) | microbatch=2 |" in printed
-    assert (tmp_path / "overhead.png").read_bytes()[1:4] == b"PNG"
+    assert (tmp_path / "new" / "overhead.png").read_bytes()[1:4] == b"PNG"
 
 
 def test_overhead_judges_medians_of_ratios_within_a_round(script, capsys):
@@ -162,7 +162,7 @@ def test_missing_peers_are_skipped_with_a_line(script, capsys, monkeypatch):
 )
 def test_memory_runs_to_its_end(script, capsys, tmp_path):
     results = script("memory").main(
-        [TINY], 4, [4, 2], ["function"], "sgd", str(tmp_path)
+        [TINY], 4, [4, 2], ["function"], "sgd", str(tmp_path / "new")
     )
     parameters = 4 * (6 * 5 + 5 + 5 * 3 + 3)
     for form, accumulators in (("plain rule", 0), ("function", parameters)):
@@ -173,7 +173,7 @@ def test_memory_runs_to_its_end(script, capsys, tmp_path):
         assert measured["arrays"] > 0
     printed = capsys.readouterr().out
     assert "accumulators of function / parameters, off by" in printed
-    assert (tmp_path / "memory.png").read_bytes()[1:4] == b"PNG"
+    assert (tmp_path / "new" / "memory.png").read_bytes()[1:4] == b"PNG"
 
 
 def test_memory_refuses_pieces_that_leave_a_rest(script):
@@ -185,10 +185,10 @@ def test_memory_refuses_pieces_that_leave_a_rest(script):
 
 
 def test_compile_time_runs_to_its_end(script, capsys, tmp_path):
-    results = script("compile_time").main([TINY], "sgd", 1, str(tmp_path))
+    results = script("compile_time").main([TINY], "sgd", 1, str(tmp_path / "new"))
     assert len(results[TINY]["function"]) == 1
     assert "function / plain rule" in capsys.readouterr().out
-    assert (tmp_path / "compile_time.png").read_bytes()[1:4] == b"PNG"
+    assert (tmp_path / "new" / "compile_time.png").read_bytes()[1:4] == b"PNG"
 
 
 @pytest.mark.skipif(
