@@ -16,7 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 TESTS = {
-    "accumulation.py": "accumulation state stateful statistics equivalence",
+    "accumulation.py": "accumulation state stateful statistics equivalence "
+    "updates",
     "function.py": "function interrupts stateful statistics",
     "updates.py": "updates",
     "state.py": "state",
@@ -78,7 +79,7 @@ MUTANTS = [
     ),
     ("accumulation.py", "T.eq(boundary, 0), [*rule", "boundary, [*rule"),
     ("accumulation.py", "[*rule, *totals], [*new", "[*new, *totals], [*new"),
-    ("accumulation.py", " and mean.type == total.type", ""),
+    ("accumulation.py", " and mean.dtype == total.dtype", ""),
     ("accumulation.py", "return updated, updates", "return boundary, updates"),
     (
         "accumulation.py",
@@ -157,7 +158,7 @@ MUTANTS = [
         "contributes",
     ),
     (
-        "accumulation.py",
+        "_backend.py",
         "T.lt(abs(grad), np.inf)",
         "T.lt(grad, np.inf)",
     ),
@@ -274,9 +275,9 @@ def survives(mutant):
             shutil.copy(str(ROOT / name), folder)
         tests = ALL
         if mutant is not None:
-            module, old, new = mutant
-            plant(Path(folder, "lasagne_accum", module), old, new)
-            tests = TESTS[module]
+            path = Path(folder, "lasagne_accum", mutant[0])
+            path.write_text(planted(*mutant), "utf-8")
+            tests = TESTS[mutant[0]]
         tests = [f"tests/test_{name}.py" for name in tests.split()]
         command = [sys.executable, "-m", "pytest", "-x", "-q", *tests]
         result = subprocess.run(
@@ -289,12 +290,12 @@ def survives(mutant):
     return result.returncode not in (1, 2)
 
 
-def plant(path, old, new):
-    """Put a fault in the place of what stands there once."""
-    text = path.read_text("utf-8")
+def planted(module, old, new):
+    """Give a module with a fault in the place of what stands there once."""
+    text = (ROOT / "lasagne_accum" / module).read_text("utf-8")
     if text.count(old) != 1:
-        raise SystemExit(f"{path.name} has {text.count(old)} times {old!r}.")
-    path.write_text(text.replace(old, new), "utf-8")
+        raise SystemExit(f"{module} has {text.count(old)} times {old!r}.")
+    return text.replace(old, new)
 
 
 def main():
@@ -305,6 +306,8 @@ def main():
     options = parser.parse_args()
     mutants = [m for m in MUTANTS if options.only in m[0]]
 
+    for mutant in mutants:
+        planted(*mutant)
     if not survives(None):
         print("The tests fail with no fault planted: mend that first.")
         return 1

@@ -11,6 +11,7 @@ from math import inf, nan
 from types import SimpleNamespace
 
 from lasagne_accum import (
+    _backend,
     accumulate_gradients,
     accumulated,
     with_accumulated_gradients,
@@ -685,6 +686,21 @@ def test_nothing_is_skipped_unless_asked_for(N):
     run = training(N)
     run.call(nan)
     assert run.updates.skipped == 0
+
+
+@pytest.mark.parametrize("context", ["cpu", None])
+def test_one_number_that_is_not_finite_is_found_wherever_it_is(context):
+    total = SimpleNamespace(type=SimpleNamespace(context_name=context))
+    grad = T.dmatrix()
+    is_finite = theano.function(
+        [grad], _backend.Theano().is_finite(grad, total)
+    )
+    assert is_finite(np.full((3, 50), 1e308))
+    assert is_finite(np.zeros((0, 3)))
+    for bad in (nan, inf, -inf):
+        grads = np.full((3, 50), -1e308)
+        grads[2, 49] = bad
+        assert not is_finite(grads)
 
 
 def test_skipped_call_is_no_boundary(gate):

@@ -185,7 +185,9 @@ def test_memory_refuses_pieces_that_leave_a_rest(script):
 
 
 def test_compile_time_runs_to_its_end(script, capsys, tmp_path):
-    results = script("compile_time").main([TINY], "sgd", 1, str(tmp_path / "new"))
+    results = script("compile_time").main(
+        [TINY], "sgd", 1, str(tmp_path / "new")
+    )
     assert len(results[TINY]["function"]) == 1
     assert "function / plain rule" in capsys.readouterr().out
     assert (tmp_path / "new" / "compile_time.png").read_bytes()[1:4] == b"PNG"
