@@ -1012,12 +1012,12 @@ def test_state_of_half_precision_rules_stays_so():
         ("float32", "float16", (2048, 1, -2048), 0),
     ],
 )
-def test_sums_have_the_dtype_asked_for(param_dtype, dtype, grads, mean):
-    w = shared(0, "w", param_dtype)
-    run = training(3, half_sgd, [w], accumulator_dtype=dtype)
+def test_sums_have_the_dtype_asked_for(param_dtype, dtype, grads, mean, gate):
+    w = shared([0], "w", param_dtype)
+    run = training(3, half_sgd, [w], accumulator_dtype=dtype, gate=gate)
     assert run.updates.accumulators[0].dtype == (dtype or param_dtype)
     for g in grads:
-        run.call(g)
+        run.call([g])
     assert w.get_value() == -mean
     assert w.get_value().dtype == param_dtype
 

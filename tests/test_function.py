@@ -627,8 +627,11 @@ def test_a_nan_reaches_the_parameters_once():
     assert_array_equal(w.get_value(), [-2, -2])
 
 
-@pytest.mark.parametrize(("dtype", "mean"), [(None, 0), ("float64", 0.5)])
-def test_accumulator_dtype_is_that_of_the_sums(dtype, mean):
+@pytest.mark.parametrize(
+    ("dtype", "large", "mean"),
+    [(None, 2**24, 0), ("float64", 2**24, 0.5), ("float16", 2048, 0)],
+)
+def test_accumulator_dtype_is_that_of_the_sums(dtype, large, mean):
     w, g = theano.shared(np.zeros(1, "float32"), "w"), T.fvector()
     train = lasagne_accum.function(
         [g], None, [g], [w],
@@ -636,7 +639,7 @@ def test_accumulator_dtype_is_that_of_the_sums(dtype, mean):
         accumulator_dtype=dtype,
     )  # fmt: skip
 
-    for grad in (2**24, 1, 1, -(2**24)):
+    for grad in (large, 1, 1, -large):
         train([grad])
 
     assert train.get_state()["w_accumulator"].dtype == (dtype or "float32")
