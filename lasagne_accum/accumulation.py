@@ -673,27 +673,32 @@ def _check_flushable(window):
 
 
 def _reset(window, means=()):
-    """Give the updates that empty a window, once its `means` are used."""
-    means = dict(zip(window.held.sums, means))
+    """Give the updates that empty a window, once its `means` are used.
+
+    A total is emptied in place of its mean, which Theano then may make in
+    place of the total.
+    """
+    places = {
+        held: mean
+        for held, mean in zip(window.held.sums, means)
+        if held.dtype == mean.dtype
+    }
     return OrderedDict(
-        (held, _emptied(window.backend.tensor, held, mean=means.get(held)))
+        (held, _emptied(window.backend.tensor, places.get(held, held)))
         for held in window.pairs
         if held not in window.kept
     )
 
 
-def _emptied(T, total, when=None, mean=None):
+def _emptied(T, total, when=None):
     """Make zeros of a total, always or where a condition holds.
 
-    Theano makes them in place of the total, and does nothing where the
-    condition doesn't hold; or in place of the total's mean, which it then
-    may make in place of the total.
+    Theano makes them in place, and does nothing where the condition doesn't
+    hold.
     """
     if total.ndim == 0:
         zero = T.zeros_like(total)
         return zero if when is None else T.switch(when, zero, total)
-    if mean is not None and mean.dtype == total.dtype:
-        total = mean
     start = None if when is None else T.switch(when, 0, total.shape[0])
     return T.set_subtensor(total[start:], 0)
 

@@ -79,7 +79,7 @@ MUTANTS = [
     ),
     ("accumulation.py", "T.eq(boundary, 0), [*rule", "boundary, [*rule"),
     ("accumulation.py", "[*rule, *totals], [*new", "[*new, *totals], [*new"),
-    ("accumulation.py", " and mean.dtype == total.dtype", ""),
+    ("accumulation.py", "        if held.dtype == mean.dtype\n", ""),
     ("accumulation.py", "return updated, updates", "return boundary, updates"),
     (
         "accumulation.py",
