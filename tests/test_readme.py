@@ -36,7 +36,7 @@ def test_shell_blocks_name_what_is_there():
 
     targets = [line.split()[1] for line in lines if line.startswith("make ")]
     scripts = [line.split()[1] for line in lines if line.startswith("python ")]
-    assert targets == ["mnist", "test"]
+    assert targets == ["mnist", "test", "test-gpu", "test-gpu"]
     assert all(f"\n{name}: " in makefile for name in targets)
     assert scripts
     assert all((ROOT / name).exists() for name in scripts)
