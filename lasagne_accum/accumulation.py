@@ -467,6 +467,11 @@ class AccumulatedUpdates(state.Saved, OrderedDict):  # numpydoc ignore=PR01
         updates.update(_reset(self._window))
         return self._backend.function([], [], updates=updates)
 
+    def _own_variables(self):
+        """List what the rule itself updates."""
+        averages = self._window.averages if self._window else ()
+        return [v for v in self._rule if v not in averages]
+
     def _with_rule(self, change):
         """Change the rule's updates behind the gate, over the same window."""
         for variable, update in self._own.items():
@@ -779,6 +784,12 @@ def _checked_params(params):
                 f"as element {i}. Pass the shared variables it is made of; "
                 "lasagne.utils.collect_shared_vars finds them."
             )
+        if param.dtype not in backend.tensor.float_dtypes:
+            raise ValueError(
+                "`params` must have floating-point dtypes, got "
+                f"{_name(param)} of {param.dtype}. A mean gradient is none "
+                "otherwise; update it in the rule or by hand."
+            )
         if param in params[:i]:
             raise ValueError(
                 "`params` must contain each variable once, got "
@@ -884,9 +895,23 @@ def _running_averages(backend, grads, loss_or_grads, layers):
     return averages
 
 
+def _once_each(name, updates):
+    """Make a dictionary of updates; refuse two of the same variable."""
+    pairs = list(getattr(updates, "items", lambda: updates)())
+    once = OrderedDict(pairs)
+    if len(once) < len(pairs):
+        variables = [variable for variable, _ in pairs]
+        twice = next(v for v in once if variables.count(v) > 1)
+        raise ValueError(
+            f"`{name}` must update each variable once, got several updates "
+            f"of {_name(twice)}. Leave one."
+        )
+    return once
+
+
 def _checked_updates(update_fn, *args, **kw):
     """Call a rule; refuse an update that its variable could not take."""
-    updates = OrderedDict(update_fn(*args, **kw))
+    updates = _once_each("update_fn", update_fn(*args, **kw))
     for variable, update in updates.items():
         try:
             updates[variable] = variable.type.filter_variable(

@@ -29,6 +29,7 @@ from .accumulation import (
     _collect,
     _means,
     _name,
+    _once_each,
     _open_window,
     _reset,
     _skipped_count,
@@ -214,6 +215,7 @@ def function(
         )
         means = _means(window, window.held)
         rule = _applied(window, means, update_fn, **kw)
+    _check_split(backend, rule, [_variable(inputs[i]) for i in batch])
     trained = _compiled(
         window,
         rule,
@@ -253,8 +255,10 @@ def _compiled(
 ):
     """Compile a function that collects and one that applies."""
     backend = window.backend
-    rule, carried = _with_inputs_carried(backend, rule, settings["givens"])
     collected = _further_updates(updates, rule)
+    rule, carried = _with_values_carried(
+        backend, rule, settings["givens"], collected
+    )
     collected.update(_collect(window))
     collected.update(carried)
     steps = backend.zeros("int64", "steps")
@@ -499,7 +503,7 @@ class AccumulatedFunction(state.Saved):  # numpydoc ignore=PR01
         with _uninterrupted():
             try:
                 yield
-            except Exception:
+            except BaseException:
                 self.reset()
                 if lost:
                     warnings.warn(
@@ -622,6 +626,17 @@ def _uninterrupted():
             handler(*caught[0])
 
 
+def _check_split(backend, rule, split):
+    """Refuse a rule that would see a piece of a batch for the batch."""
+    for given in backend.missing_inputs(list(rule.values())):
+        if given in split:
+            raise ValueError(
+                "`update_fn` must not read what `microbatch` splits, got "
+                f"{_name(given)}. Pass what it needs as an input without a "
+                "batch axis."
+            )
+
+
 def _variable(given):
     """Take the variable out of a ``theano.In``."""
     return getattr(given, "variable", given)
@@ -652,26 +667,30 @@ def _batch_inputs(inputs, microbatch):
     return batch
 
 
-def _with_inputs_carried(backend, rule, givens):
-    """Let the rule, in a function of its own, see the last call's inputs.
+def _with_values_carried(backend, rule, givens, further):
+    """Let the rule, in a function of its own, see what the last call saw.
 
-    Returns also the updates that carry them over, in shared variables.
+    That is its inputs, and what `further` updates have moved since. Returns
+    also the updates that carry them over, in shared variables.
     """
     values = backend.clone(
         list(rule.values()), replace=OrderedDict(givens or ())
     )
     carried = OrderedDict(
-        (backend.empty_like(given), given)
-        for given in backend.missing_inputs(values)
+        (backend.empty_like(seen), seen)
+        for seen in [
+            *backend.missing_inputs(values),
+            *backend.used({v: v for v in further}, values),
+        ]
     )
     values = backend.clone(
-        values, replace={given: held for held, given in carried.items()}
+        values, replace={seen: held for held, seen in carried.items()}
     )
     return OrderedDict(zip(rule, values)), carried
 
 
 def _further_updates(updates, rule):
-    further = OrderedDict(updates or ())
+    further = _once_each("updates", updates or ())
     for variable in further:
         if variable in rule:
             raise ValueError(

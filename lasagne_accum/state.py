@@ -100,7 +100,11 @@ def restore(variables, values, any_shape=()):
     for name, variable in named.items():
         old = _array(variable.get_value(borrow=True))
         new = np.asarray(values[name])
-        fits = old.shape == new.shape or variable in any_shape
+        shape = old.shape
+        if variable in any_shape and new.ndim == old.ndim:
+            fixed = variable.broadcastable
+            shape = tuple(np.where(fixed, shape, new.shape))
+        fits = shape == new.shape
         if not fits or old.dtype != new.dtype:
             raise ValueError(
                 "`values` must have the shapes and dtypes that `get_state` "

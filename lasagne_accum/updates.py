@@ -162,7 +162,12 @@ def apply_nesterov_momentum(updates, params=None, momentum=0.9):
 def _behind_gate(apply, updates, params, momentum):
     if isinstance(updates, AccumulatedUpdates):
         return updates._with_rule(
-            lambda rule: apply(rule, params, momentum=momentum)
+            lambda rule: apply(
+                rule,
+                # Not to the running averages, which are no parameters.
+                updates._own_variables() if params is None else params,
+                momentum=momentum,
+            )
         )
     return apply(updates, params, momentum=momentum)
 

@@ -354,6 +354,89 @@ def test_updates_of_what_the_rule_updates_are_refused():
     )
 
 
+@pytest.mark.parametrize("N", [1, 2])
+def test_the_rule_sees_what_updates_move_as_it_was_before_the_call(N):
+    w, rate, x = (
+        theano.shared(0.0, "w"),
+        theano.shared(8.0, "rate"),
+        T.dscalar(),
+    )
+    train = lasagne_accum.function(
+        [x], None, w * x, [w],
+        N=N, update_fn=sgd, learning_rate=rate, updates={rate: rate / 2},
+    )  # fmt: skip
+
+    for _ in range(N):
+        train(1)
+    assert w.get_value() == -8 / N
+    saved = train.get_state()
+    assert rate.get_value() == saved["rate"] == 8 / 2**N
+    for _ in range(N):
+        train(1)
+    assert w.get_value() == -8 / N - 8 / 2**N / N
+
+
+def test_a_rule_that_reads_what_is_split_is_refused():
+    w, x, rate = theano.shared(0.0, "w"), T.dvector("x"), T.dscalar("rate")
+    make = functools.partial(
+        lasagne_accum.function, [x, rate], None, (w * x).mean(), [w],
+        update_fn=sgd, microbatch=2,
+    )  # fmt: skip
+    assert refused(ValueError, make, learning_rate=x.sum()) == (
+        "`update_fn` must not read what `microbatch` splits, got x. Pass what "
+        "it needs as an input without a batch axis."
+    )
+    make(learning_rate=rate)([1, 2, 6], 2)
+    assert w.get_value() == -6
+
+
+def test_an_update_given_twice_is_refused():
+    w, z, x = theano.shared(1.0, "w"), theano.shared(0.0, "z"), T.dscalar()
+    make = functools.partial(lasagne_accum.function, [x], None, w * x, [w])
+    twice = [(z, z + 1), (z, z + 2)]
+    assert refused(
+        ValueError, make, update_fn=sgd, learning_rate=1, updates=twice
+    ) == (
+        "`updates` must update each variable once, got several updates of z. "
+        "Leave one."
+    )
+    assert refused(ValueError, make, update_fn=lambda *args: twice) == (
+        "`update_fn` must update each variable once, got several updates of "
+        "z. Leave one."
+    )
+
+
+def test_parameters_of_integers_are_refused():
+    n, x = theano.shared(1, "n"), T.dscalar()
+    assert refused(
+        ValueError, lasagne_accum.function, [x], None, [x], [n],
+        update_fn=sgd, learning_rate=1,
+    ) == (
+        "`params` must have floating-point dtypes, got n of int64. A mean "
+        "gradient is none otherwise; update it in the rule or by hand."
+    )  # fmt: skip
+
+
+def test_a_carried_value_of_another_kind_is_refused_before_all_else():
+    w, rates, x = theano.shared(np.ones(2), "w"), T.drow("rates"), T.dscalar()
+    train = lasagne_accum.function(
+        [x, rates], None, (w * x).sum(), [w],
+        N=2, update_fn=lambda g, p: [(w, w - rates[0] * g[0])],
+    )  # fmt: skip
+    train(1, [[1, 1]])
+    before = train.get_state()
+    for bad in (np.zeros(2), np.zeros((2, 2))):
+        refused(
+            ValueError,
+            train.set_state,
+            dict(before, w=np.zeros(2), rates_carried=bad),
+        )
+        assert_array_equal(w.get_value(), [1, 1])
+    train.set_state(dict(before, rates_carried=np.full((1, 2), 3.0)))
+    train.flush()
+    assert_array_equal(w.get_value(), [-2, -2])
+
+
 def test_a_missing_rule_is_refused():
     refused(TypeError, collector, update_fn=None)
 

@@ -168,6 +168,19 @@ def test_a_call_that_raises_leaves_the_window_empty_and_nothing_else(mode):
                 assert_same_state(train.get_state(), before)
 
 
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_what_is_no_exception_leaves_the_window_empty_too(error):
+    train = trainer(N=3)
+    before = train.get_state()
+    train(BATCH)
+
+    with failing("b backwards", error):
+        assert fails(train, BATCH, error=error) == [LOST.format(1)]
+
+    assert (train.pending, train.updated) == (0, False)
+    assert_same_state(train.get_state(), before)
+
+
 def test_training_goes_on_as_from_an_empty_window(mode):
     train = trainer(N=2, mode=mode)
     start = train.get_state()

@@ -112,6 +112,23 @@ def test_averages_move_once_for_each_window_by_its_mean(form, net):
     np.testing.assert_allclose(norm.mean.get_value(), moved(means), **CLOSE)
 
 
+def test_momentum_added_to_a_rule_leaves_the_averages_alone(net):
+    x, norm, layers, loss, params = net
+    updates = lasagne_accum.updates.apply_momentum(
+        lasagne_accum.updates.sgd(
+            loss, params, learning_rate=0.1, average=3, statistics=layers
+        )
+    )
+    train = theano.function([x], updates=updates)
+
+    for i in (0, 4, 8) * 2:
+        train(X[i : i + 4])
+
+    means = [X[i : i + 4].mean(0) for i in (0, 4, 8)]
+    twice = 0.9 * moved(means) + moved(means)
+    np.testing.assert_allclose(norm.mean.get_value(), twice, **CLOSE)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_flush_moves_the_averages_by_what_was_collected(form, net):
     x, norm, layers, loss, params = net
