@@ -151,8 +151,8 @@ def function(
     rule costs nothing between boundaries, and Theano adds the product of a
     matrix gradient straight into its accumulator.
 
-    The rule may use `inputs`, such as a learning rate: it sees their value
-    in the call that completes the window.
+    The rule may use `inputs`, such as a learning rate, and what `updates`
+    move: it sees the value that the call which completes the window saw.
 
     Examples
     --------
