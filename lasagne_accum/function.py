@@ -177,6 +177,10 @@ def function(
     """
     backend, params = _checked_params(params)
     N = _checked_N(backend, N)
+    givens = OrderedDict(
+        (old, old.type.filter_variable(new))
+        for old, new in OrderedDict(givens or ()).items()
+    )
     if update_fn is None:
         raise TypeError(
             "`update_fn` must be an update rule, got None. Pass one, such as "
@@ -267,6 +271,12 @@ def _compiled(
 
     single = not isinstance(outputs, (list, tuple, type(None)))
     outputs = [outputs] if single else list(outputs or [])
+    for output in outputs:
+        if not backend.is_symbolic(output):
+            raise TypeError(
+                "`outputs` must be an expression or a list of them, got "
+                f"{output!r}. Pass the variables themselves."
+            )
     extra = [N] if backend.is_symbolic(N) else []
     extra += map(backend.tensor.as_tensor_variable, weights)
     # Theano refuses a replacement that it has no use for.
@@ -523,6 +533,7 @@ class _Pieces:
         self._trained, self._count = trained, count
         # An argument comes by its index or by its name.
         self._keys = {*batch, *(trained._names[i] for i in batch)}
+        self._number = len(batch)
         self._auto = microbatch == "auto"
         self._size = sys.maxsize if self._auto else microbatch
 
@@ -530,11 +541,15 @@ class _Pieces:
         """Find the number of samples in a call."""
         arguments = [*enumerate(args), *kwargs.items()]
         lengths = [len(value) for key, value in arguments if key in self._keys]
-        if len(set(lengths)) != 1 or lengths[0] == 0:
+        if (
+            len(lengths) != self._number
+            or len(set(lengths)) != 1
+            or lengths[0] == 0
+        ):
             raise ValueError(
-                "`inputs` with a batch axis must have the same number of "
-                f"samples, at least one, got {lengths}. Hold what has no "
-                "batch axis in a shared variable."
+                "`inputs` with a batch axis must all be given, with the same "
+                f"number of samples, at least one, got {lengths}. Hold what "
+                "has no batch axis in a shared variable."
             )
         return lengths[0]
 

@@ -437,6 +437,41 @@ def test_a_carried_value_of_another_kind_is_refused_before_all_else():
     assert_array_equal(w.get_value(), [-2, -2])
 
 
+def test_a_batch_left_to_its_default_is_refused():
+    w, x, y = theano.shared(0.0, "w"), T.dvector("x"), T.dvector("y")
+    train = lasagne_accum.function(
+        [theano.In(x, value=np.ones(4)), y], None, (w * x * y).mean(), [w],
+        update_fn=sgd, learning_rate=1, microbatch=2,
+    )  # fmt: skip
+    assert "must all be given" in refused(ValueError, train, y=[1, 2, 3, 4])
+    train([1, 1, 1, 1], [1, 2, 3, 4])
+    assert w.get_value() == -2.5
+
+
+@pytest.mark.parametrize("wrong", [theano.Out, lambda loss: {"loss": loss}])
+def test_outputs_that_are_no_expressions_are_refused(wrong):
+    w, x = theano.shared(0.0, "w"), T.dscalar()
+    output = wrong(w * x)
+    message = refused(
+        TypeError, lasagne_accum.function, [x], output, w * x, [w],
+        update_fn=sgd, learning_rate=1,
+    )  # fmt: skip
+    assert message == (
+        "`outputs` must be an expression or a list of them, got "
+        f"{output!r}. Pass the variables themselves."
+    )
+
+
+def test_givens_may_be_numbers():
+    w, x, s = theano.shared(0.0, "w"), T.dscalar(), T.dscalar("s")
+    train = lasagne_accum.function(
+        [x], w * x * s, w * x * s, [w],
+        update_fn=sgd, learning_rate=s, givens={s: 3.0},
+    )  # fmt: skip
+    train(2)
+    assert w.get_value() == -18
+
+
 def test_a_missing_rule_is_refused():
     refused(TypeError, collector, update_fn=None)
 
@@ -1057,9 +1092,9 @@ def test_unequal_or_empty_batches_raise_before_anything_runs(x, y):
     before = train.get_state()
 
     assert refused(ValueError, train, x, y) == (
-        "`inputs` with a batch axis must have the same number of samples, at "
-        f"least one, got {[len(x), len(y)]}. Hold what has no batch axis in a "
-        "shared variable."
+        "`inputs` with a batch axis must all be given, with the same number "
+        f"of samples, at least one, got {[len(x), len(y)]}. Hold what has no "
+        "batch axis in a shared variable."
     )
     assert train.pending == 1
     assert_same_state(train.get_state(), before)
