@@ -1,72 +1,131 @@
 """The one place that knows which Theano the variables belong to.
 
-Nothing is imported before the first variable is seen, so that
-``import lasagne_accum`` costs nothing and needs no Theano.
+That is Theano, Theano-PyMC, Aesara or PyTensor. Nothing is imported before
+the first variable is seen, so that ``import lasagne_accum`` costs nothing.
 """
 
 import functools
 import gc
+import importlib
+import sys
 from collections import OrderedDict
 
 import numpy as np
 
+NAMES = ("theano", "aesara", "pytensor")
 
-class Theano:
-    """What the package needs of Theano 1.0."""
 
-    def __init__(self):
-        import theano
-        import theano.ifelse
-        import theano.sandbox.rng_mrg
+def of(*values):
+    """Find what the variables in values, or lists of them, belong to."""
+    owned = OrderedDict()
+    _find_owners(values, owned)
+    if len(owned) > 1:
+        said = " and ".join(f"{owned[name]} of {name}" for name in owned)
+        raise TypeError(
+            "`params` and all that goes with them must be of one backend, got "
+            f"{said}. Build the whole graph with one of them."
+        )
+    imported = [name for name in NAMES if name in sys.modules]
+    return Backend(next(iter([*owned, *imported, *NAMES])))
 
-        self.tensor = theano.tensor
-        self.shared = theano.shared
-        self.function = theano.function
-        self.clone = theano.clone
-        self.random_streams = theano.sandbox.rng_mrg.MRG_RandomStreams
-        self._theano = theano
+
+def _find_owners(values, owned):
+    for value in values:
+        if isinstance(value, dict):
+            _find_owners([*value, *value.values()], owned)
+        if isinstance(value, (list, tuple)):
+            _find_owners(value, owned)
+        for ancestor in type(value).__mro__:
+            name = ancestor.__module__.partition(".")[0]
+            if name in NAMES:
+                owned.setdefault(name, value)
+
+
+class Backend:
+    """What the package needs of one of them, by the name of its module."""
+
+    def __init__(self, name):
+        self._name, self._root = name, importlib.import_module(name)
+
+        # Where each of them has it, the newest first.
+        first = functools.partial(_first, name)
+        self._variable = first("graph.basic.Variable", "gof.Variable")
+        self._apply = first("graph.basic.Apply", "gof.Apply")
+        self._op = first("graph.op.Op", "gof.Op")
+        self._constant = first("graph.basic.Constant", "gof.Constant")
+        self._ancestors = first(
+            "graph.traversal.ancestors",
+            "graph.basic.ancestors",
+            "gof.graph.ancestors",
+        )
+        self._graph_inputs = first(
+            "graph.traversal.graph_inputs",
+            "graph.basic.graph_inputs",
+            "gof.graph.inputs",
+        )
+        self._ifelse = first("conditional.ifelse", "ifelse.ifelse")
+        self.clone = first(
+            "graph.replace.clone_replace", "clone_replace", "clone"
+        )
+        self.random_streams = first(
+            "tensor.random.utils.RandomStream",
+            "sandbox.rng_mrg.MRG_RandomStream",
+            "sandbox.rng_mrg.MRG_RandomStreams",
+        )
+        self.tensor = importlib.import_module(f"{name}.tensor")
+        self.shared, self.function = self._root.shared, self._root.function
 
     def grad(self, loss, params):
         """Differentiate; name a parameter that the loss does not use."""
-        gradient = self._theano.gradient
+        disconnected = self._root.gradient.DisconnectedInputError
         try:
-            return gradient.grad(loss, params)
-        except gradient.DisconnectedInputError as error:
-            grads = gradient.grad(
-                loss,
-                params,
-                disconnected_inputs="ignore",
-                return_disconnected="None",
-            )
-            unused = params[grads.index(None)]
-            raise gradient.DisconnectedInputError(
+            return self._root.grad(loss, params)
+        except disconnected as error:
+            unused = next(p for p in params if not self._is_used(loss, p))
+            raise disconnected(
                 "`params` must have a part in the loss, got "
                 f"{unused.name or unused}, which has none. Leave it out."
             ) from error
 
+    def _is_used(self, loss, param):
+        try:
+            self._root.grad(loss, param)
+        except self._root.gradient.DisconnectedInputError:
+            return False
+        return True
+
     def ifelse(self, condition, kept, applied):
         """Compute one of two lists, under linkers that can."""
-        condition = _lazy_condition(self._theano)(condition)
-        return self._theano.ifelse.ifelse(condition, kept, applied)
+        if self._name == "theano":
+            condition = _lazy_condition(self._op, self._apply)(condition)
+        return self._ifelse(condition, kept, applied)
 
     def is_shared(self, variable):
         """Say whether a variable is a shared one."""
-        return isinstance(variable, self._theano.compile.SharedVariable)
+        return isinstance(variable, self._root.compile.SharedVariable)
 
     def is_symbolic(self, value):
         """Say whether a value is a variable of a graph."""
-        return isinstance(value, self._theano.Variable)
+        return isinstance(value, self._variable)
 
     def zeros(self, dtype, name=None, like=None):
         """Make a shared scalar 0, or zeros of the shape of a shared `like`."""
         if like is None:
             return self.shared(np.zeros((), dtype), name)
+        place = {"target": like.type.context_name} if _is_on_gpu(like) else {}
         return self.shared(
             np.zeros(self.shape(like), dtype),
             name,
-            broadcastable=like.broadcastable,
-            target=like.type.context_name,
+            **self._pattern(like),
+            **place,
         )
+
+    def _pattern(self, variable):
+        """Give what `shared` takes to make a variable of the same shape."""
+        shape = getattr(variable.type, "shape", None)
+        if isinstance(shape, tuple):
+            return {"shape": shape}
+        return {"broadcastable": variable.broadcastable}
 
     def shape(self, variable):
         """Read the shape of a shared variable's value, where it is."""
@@ -80,16 +139,17 @@ class Theano:
 
     def empty_like(self, variable):
         """Make a shared variable for the values of a function input."""
-        shape = [int(axis) for axis in variable.broadcastable]
+        pattern = self._pattern(variable)
+        [lengths] = pattern.values()
         return self.shared(
-            np.zeros(shape, variable.dtype),
+            np.zeros([int(length or 0) for length in lengths], variable.dtype),
             variable.name and f"{variable.name}_carried",
-            broadcastable=variable.broadcastable,
+            **pattern,
         )
 
     def used(self, givens, expressions):
         """Take those substitutions that expressions have a use for."""
-        graph = set(self._theano.gof.graph.ancestors(expressions))
+        graph = set(self._ancestors(expressions))
         return OrderedDict(
             pair
             for pair in OrderedDict(givens or ()).items()
@@ -97,16 +157,27 @@ class Theano:
         )
 
     def apart(self, grad, total, calls):
-        """Keep Theano from adding a product by GEMM where that is slow.
+        """Keep C code from adding a product by GEMM where that is slow.
 
         On a GPU and where a BLAS is linked, there is no faster way. What
         Theano does without one takes several times as long as a product and
         a sum.
         """
-        if self._theano.config.blas.ldflags or _is_on_gpu(total):
+        if _is_on_gpu(total) or self._links_blas_or_needs_none():
             return grad
         # Always true, but Theano doesn't know.
         return self.tensor.switch(self.tensor.ge(calls, 0), grad, 0)
+
+    def _links_blas_or_needs_none(self):
+        config = self._root.config
+        if self._name == "pytensor":
+            linker = self._root.compile.mode.get_default_mode().linker
+            # PyTensor would search for a BLAS that Numba and JAX don't link.
+            if hasattr(linker, "jit_compile"):
+                return True
+        if hasattr(config, "blas__ldflags"):
+            return config.blas__ldflags
+        return config.blas.ldflags
 
     def is_finite(self, grad, total):
         """Say whether all of a gradient is finite, where its total is."""
@@ -119,12 +190,18 @@ class Theano:
 
     def self_updating(self, expressions):
         """List random streams and averages that move by being used."""
-        inputs = self._theano.gof.graph.inputs(expressions)
-        return [v for v in inputs if hasattr(v, "default_update")]
+        return [
+            v
+            for v in self._graph_inputs(expressions)
+            if getattr(v, "default_update", None) is not None
+            # PyMC moves its streams when it compiles.
+            or (self.is_shared(v) and _is_generator(v.container.data))
+        ]
 
     def free(self, function):
         """Drop the intermediate values that a failed call has left behind."""
-        storage_map = getattr(function.fn, "storage_map", {})
+        run = getattr(function, "fn", None) or function.vm
+        storage_map = getattr(run, "storage_map", {})
         for variable, storage in storage_map.items():
             if variable.owner is not None:
                 storage[0] = None
@@ -142,11 +219,10 @@ class Theano:
 
     def missing_inputs(self, expressions):
         """List what a graph needs besides shared variables and constants."""
-        graph = self._theano.gof.graph
         return [
             v
-            for v in graph.inputs(expressions)
-            if not isinstance(v, graph.Constant) and not self.is_shared(v)
+            for v in self._graph_inputs(expressions)
+            if not isinstance(v, self._constant) and not self.is_shared(v)
         ]
 
 
@@ -161,18 +237,33 @@ _FULL = (
 
 
 def _is_on_gpu(variable):
-    return variable.type.context_name != "cpu"
+    return getattr(variable.type, "context_name", "cpu") != "cpu"
+
+
+def _is_generator(value):
+    return isinstance(value, np.random.Generator)
+
+
+def _first(root, *paths):
+    """Import the first of these that there is."""
+    for path in paths:
+        module, _, name = f"{root}.{path}".rpartition(".")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError):
+            continue
+    raise ImportError(f"None of {paths} is in {root}.")
 
 
 @functools.lru_cache(maxsize=None)
-def _lazy_condition(theano):
+def _lazy_condition(op, apply):
     """Make an identity that tells who can't run an `ifelse` what to do."""
 
-    class LazyCondition(theano.Op):
+    class LazyCondition(op):
         __props__ = ()
 
         def make_node(self, condition):
-            return theano.Apply(self, [condition], [condition.type()])
+            return apply(self, [condition], [condition.type()])
 
         def perform(self, node, inputs, output_storage):
             output_storage[0][0] = inputs[0].copy()

@@ -157,7 +157,7 @@ def with_accumulated_gradients(
     >>> bool(train(3.0)), float(w.get_value())
     (True, 2.0)
     """
-    backend, params = _checked_params(params)
+    backend, params = _checked_params(params, loss_or_grads, N, weight, kw)
     N = _checked_N(backend, N)
     _check_gate(gate)
 
@@ -195,7 +195,7 @@ def accumulated(
     Parameters
     ----------
     update_fn : function
-        An update rule like those in ``lasagne.updates``.
+        An update rule like those in ``lasagne.updates``, or PyMC's.
     N : int or symbolic integer scalar
         The number of calls in a window, from 1 up.
     weight : float or symbolic scalar, optional
@@ -216,7 +216,8 @@ def accumulated(
     -------
     function
         An update rule: called as `update_fn` would be, it returns
-        :class:`AccumulatedUpdates`.
+        :class:`AccumulatedUpdates`. Called like PyMC's rules, without a loss
+        and parameters, it returns a rule that waits for them.
 
     See Also
     --------
@@ -234,8 +235,7 @@ def accumulated(
     [4.0, 2.0, 2.0, 1.0]
     """
 
-    @functools.wraps(update_fn)
-    def rule(loss_or_grads, params, *args, **kw):  # numpydoc ignore=GL08
+    def updates(loss_or_grads, params, *args, **kw):
         return with_accumulated_gradients(
             loss_or_grads,
             params,
@@ -247,6 +247,12 @@ def accumulated(
             accumulator_dtype=accumulator_dtype,
             statistics=statistics,
         )
+
+    @functools.wraps(update_fn)
+    def rule(*args, **kw):  # numpydoc ignore=GL08
+        if args or "loss_or_grads" in kw or "params" in kw:
+            return updates(*args, **kw)
+        return functools.partial(rule, **kw)
 
     return rule
 
@@ -337,7 +343,7 @@ def accumulate_gradients(
     >>> train(1.0), train(3.0), step(), float(w.get_value())
     ([], [], [], 2.0)
     """
-    backend, params = _checked_params(params)
+    backend, params = _checked_params(params, loss_or_grads, weight)
     window = _open_window(
         backend,
         loss_or_grads,
@@ -752,10 +758,13 @@ def _counter_dtype(N):
     return "int64"
 
 
+_FLOAT_DTYPES = ("float16", "float32", "float64")
+
+
 def _accumulator_dtype(param, dtype):
     if dtype is None:
         return "float32" if param.dtype == "float16" else param.dtype
-    if dtype not in ("float16", "float32", "float64"):
+    if dtype not in _FLOAT_DTYPES:
         raise ValueError(
             "`accumulator_dtype` must be float16, float32 or float64, got "
             f"{dtype!r}. Leave it out for the parameters' own."
@@ -767,16 +776,19 @@ def _name(variable):
     return variable.name or str(variable)
 
 
-def _checked_params(params):
-    """Find the backend and check the parameters as Lasagne does."""
-    backend = _backend.Theano()
+def _checked_params(params, *others):
+    """Find the backend and check the parameters as Lasagne does.
+
+    `others` are further values with variables, or lists of them.
+    """
+    params = params if hasattr(params, "owner") else list(params)
+    backend = _backend.of(params, *others)
     if backend.is_symbolic(params):
         raise TypeError(
             "`params` must be a list of shared variables, got the variable "
             f"{_name(params)}. Pass [{_name(params)}]."
         )
 
-    params = list(params)
     for i, param in enumerate(params):
         if not backend.is_shared(param):
             raise ValueError(
@@ -784,7 +796,7 @@ def _checked_params(params):
                 f"as element {i}. Pass the shared variables it is made of; "
                 "lasagne.utils.collect_shared_vars finds them."
             )
-        if param.dtype not in backend.tensor.float_dtypes:
+        if param.dtype not in _FLOAT_DTYPES:
             raise ValueError(
                 "`params` must have floating-point dtypes, got "
                 f"{_name(param)} of {param.dtype}. A mean gradient is none "
@@ -811,7 +823,7 @@ def _checked_N(backend, N):
     if isinstance(N, numbers.Integral) and not isinstance(N, bool) and N > 0:
         return int(N)
     if backend.is_symbolic(N):
-        if N.ndim == 0 and N.dtype in backend.tensor.integer_dtypes:
+        if N.ndim == 0 and np.dtype(N.dtype).kind in "iu":
             return N
         N = N.type
     integer = isinstance(N, numbers.Integral) and not isinstance(N, bool)

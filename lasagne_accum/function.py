@@ -175,7 +175,9 @@ def function(
     >>> float(train([6])), float(w.get_value()), train.pending
     (36.0, 3.0, 0)
     """
-    backend, params = _checked_params(params)
+    backend, params = _checked_params(
+        params, loss_or_grads, N, weight, inputs, outputs, updates, givens, kw
+    )
     N = _checked_N(backend, N)
     givens = OrderedDict(
         (old, old.type.filter_variable(new))

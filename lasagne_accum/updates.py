@@ -213,7 +213,7 @@ def _adamax(
            Adam: A Method for Stochastic Optimization.
            arXiv preprint arXiv:1412.6980.
     """
-    backend = _backend.Theano()
+    backend = _backend.of(params)
     grads = get_or_compute_grads(loss_or_grads, params)
     one, t, updates = _step_counter(backend)
     rate = learning_rate / (one - beta1**t)
@@ -268,7 +268,7 @@ def _amsgrad(
     .. [1] Reddi, Sashank, Satyen Kale, and Sanjiv Kumar (2018):
            On the Convergence of Adam and Beyond. ICLR 2018.
     """
-    backend = _backend.Theano()
+    backend = _backend.of(params)
     T = backend.tensor
     grads = get_or_compute_grads(loss_or_grads, params)
     one, t, updates = _step_counter(backend)

@@ -4,18 +4,19 @@ import os
 import signal
 
 WORKER = os.environ.get("PYTEST_XDIST_WORKER")
-FLAGS = os.environ.get("THEANO_FLAGS", "")
-if WORKER and "compiledir" not in FLAGS:
-    # On a shared folder of compiled code, one would wait for the other.
-    folder = os.path.join("~", ".theano", WORKER)
-    os.environ["THEANO_FLAGS"] = f"{FLAGS},base_compiledir={folder}".strip(",")
+for name in ("THEANO", "PYTENSOR"):
+    flags = os.environ.get(f"{name}_FLAGS", "")
+    if WORKER and "compiledir" not in flags:
+        # On a shared folder of compiled code, one would wait for the other.
+        folder = os.path.join("~", f".{name.lower()}", WORKER)
+        flags = f"{flags},base_compiledir={folder}".strip(",")
+        os.environ[f"{name}_FLAGS"] = flags
 
 # A shell lets what it starts in the background ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-import lasagne_accum  # noqa: F401, I001 - before Theano, which it repairs
 import pytest
-import theano
+from backend import theano
 
 # Or what these tests start, the workers too, could not have the GPU.
 os.environ.pop("THEANO_GPU_IS_ALREADY_ACTIVE", None)
@@ -31,7 +32,7 @@ def fast_compile(monkeypatch):
     monkeypatch.setattr(theano.config, "cxx", "")
     # Theano keeps the first default mode it made, whatever is set since.
     mode = theano.compile.mode
-    monkeypatch.setattr(mode, "instantiated_default_mode", None)
+    monkeypatch.setattr(mode, "instantiated_default_mode", None, raising=False)
 
 
 @pytest.fixture

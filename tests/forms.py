@@ -6,7 +6,7 @@ from collections import OrderedDict
 import lasagne_accum
 from lasagne_accum import state
 
-import theano
+from backend import theano
 
 MODE = "FAST_COMPILE"
 
@@ -102,7 +102,7 @@ class ByHand:
     @property
     def skipped(self):
         skipped = self.named.get("window_skipped")
-        return int(skipped.get_value()) if skipped else 0
+        return int(skipped.get_value()) if skipped is not None else 0
 
 
 class Runner:

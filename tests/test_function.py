@@ -9,27 +9,18 @@ import textwrap
 
 import lasagne_accum
 
-import lasagne
 import numpy as np
 import pytest
 import reference
-import theano
-import theano.tensor as T
+from backend import RULES, Streams, T, rules, theano
 from numpy.testing import assert_allclose, assert_array_equal
-from theano.sandbox.rng_mrg import MRG_RandomStreams
 
 pytestmark = pytest.mark.usefixtures("fast_compile")
 
 # The rounding of a sum of up to 120 terms, in each of up to 8 updates.
 TOLERANCE = {d: 1000 * np.finfo(d).eps for d in ("float32", "float64")}
 
-sgd = lasagne.updates.sgd
-
-
-def bare_rule(name):
-    """Find a rule in Lasagne, or here what an older Lasagne lacks."""
-    ours = functools.partial(getattr(lasagne_accum.updates, name), average=1)
-    return getattr(lasagne.updates, name, ours)
+sgd = rules.sgd
 
 
 def collector(N=2, update_fn=sgd, learning_rate=1.0, inputs=(), **kw):
@@ -115,15 +106,15 @@ def batches(N, dtype):
     return list(zip(x.astype(dtype), y.astype(dtype)))
 
 
-@pytest.mark.parametrize("name", sorted(reference.RULES))
+@pytest.mark.parametrize("name", sorted(RULES))
 def test_rule_ends_where_the_reference_and_the_whole_batch_do(name, floatX):
     hyper = dict(HYPER.get(name, {}), learning_rate=0.0625)
     params, inputs, loss = regression(floatX)
     train = lasagne_accum.function(
-        inputs, loss, loss, params, update_fn=bare_rule(name), **hyper
+        inputs, loss, loss, params, update_fn=RULES[name], **hyper
     )
     whole_params, inputs, loss = regression(floatX)
-    updates = bare_rule(name)(loss, whole_params, **hyper)
+    updates = RULES[name](loss, whole_params, **hyper)
     whole = theano.function(inputs, updates=updates)
     start = train.get_state()
     whole_start = [variable.get_value() for variable in updates]
@@ -161,7 +152,7 @@ def test_rule_ends_where_the_reference_and_the_whole_batch_do(name, floatX):
 
 @pytest.mark.parametrize("name", ["nesterov_momentum", "adam"])
 def test_nothing_but_the_window_moves_between_boundaries(name):
-    train, _ = collector(N=3, update_fn=bare_rule(name))
+    train, _ = collector(N=3, update_fn=RULES[name])
 
     for grad in ([1, 2], [3, 5], [2, 1]):
         train(grad)
@@ -181,7 +172,7 @@ def test_it_gives_the_bits_of_the_single_function_form(weighted):
         [g],
         [w],
         3,
-        lasagne.updates.adam,
+        rules.adam,
         weight=weight if weighted else None,
         learning_rate=0.1,
     )
@@ -189,7 +180,7 @@ def test_it_gives_the_bits_of_the_single_function_form(weighted):
         [g, weight], updates=updates, on_unused_input="ignore"
     )
     options = {"inputs": [weight], "weight": weight} if weighted else {}
-    train, param = collector(3, lasagne.updates.adam, 0.1, **options)
+    train, param = collector(3, rules.adam, 0.1, **options)
 
     for k in range(8):
         grad = [0.1 * k, 1 / (k + 1)]
@@ -215,7 +206,7 @@ def test_functions_over_disjoint_parameters_are_independent():
 
 def test_dropout_masks_differ_in_each_call_and_are_all_used():
     w, x = theano.shared(np.zeros(64)), T.dvector()
-    mask = MRG_RandomStreams(1).binomial((64,), p=0.5, dtype="float64")
+    mask = Streams(1).binomial((64,), p=0.5, dtype="float64")
     train = lasagne_accum.function(
         [x], mask, (w * mask * x).sum(), [w],
         N=2, update_fn=sgd, learning_rate=1.0,
@@ -304,7 +295,7 @@ def test_flush_divides_by_what_was_collected():
 
 
 def test_flush_of_an_empty_window_does_nothing():
-    train, _ = collector(N=2, update_fn=lasagne.updates.adam)
+    train, _ = collector(N=2, update_fn=rules.adam)
     assert train.flush() is False
     train([1, 1])
     train.flush()
@@ -661,7 +652,7 @@ def test_zero_weight_contributes_nothing_but_counts():
 
 
 def test_a_window_of_no_weight_changes_nothing():
-    train, _ = weighted(N=2, update_fn=lasagne.updates.adam)
+    train, _ = weighted(N=2, update_fn=rules.adam)
     train([1, 1], 1)
     train.flush()
     before = train.get_state()
@@ -704,10 +695,8 @@ def test_a_bad_weight_is_skipped_with_skip_nonfinite(bad):
 
 
 def test_a_skipped_call_is_as_if_it_had_never_come():
-    train, w = collector(
-        N=2, update_fn=lasagne.updates.adam, skip_nonfinite=True
-    )
-    plain, v = collector(N=2, update_fn=lasagne.updates.adam)
+    train, w = collector(N=2, update_fn=rules.adam, skip_nonfinite=True)
+    plain, v = collector(N=2, update_fn=rules.adam)
     for grad in ([1, 2], [np.nan, 1], [3, 5], [1, -np.inf], [2, 2]):
         train(grad)
         if np.isfinite(grad).all():
@@ -844,7 +833,7 @@ def in_place(N, **kw):
 
 def test_gradients_in_the_velocity_make_the_steps_of_momentum():
     train, w = in_place(4)
-    plain, v = collector(4, lasagne.updates.momentum, 0.25, momentum=0.5)
+    plain, v = collector(4, rules.momentum, 0.25, momentum=0.5)
     for k in range(12):
         assert train([k, k * k]) == plain([k, k * k]) == []
         assert (train.pending, train.steps, train.updated) == (
@@ -888,13 +877,13 @@ def test_other_rules_do_not_collect_in_place():
 def noisy_network():
     """Dropout, Adam, N=3: all kinds of state at once."""
     w, x = theano.shared(np.linspace(-1, 1, 8), "w"), T.dmatrix("x")
-    streams = MRG_RandomStreams(7)
+    streams = Streams(7)
     mask = streams.binomial((8,), p=0.5, dtype="float64")
     count = theano.shared(0, "count")
     loss = ((x * w * mask).sum(axis=1) ** 2).mean()
     return lasagne_accum.function(
         [x], loss, loss, [w],
-        N=3, update_fn=lasagne.updates.adam, learning_rate=0.1,
+        N=3, update_fn=rules.adam, learning_rate=0.1,
         weight=x.sum(), skip_nonfinite=True, updates={count: count + 1},
     )  # fmt: skip
 
@@ -953,8 +942,8 @@ def noise_in_givens(stream):
 
 @pytest.mark.parametrize("noisy", [noise_in_the_rule, noise_in_givens])
 def test_random_streams_are_part_of_the_state_wherever_they_are_used(noisy):
-    first, w = noisy(MRG_RandomStreams(3))
-    second, v = noisy(MRG_RandomStreams(3))
+    first, w = noisy(Streams(3))
+    second, v = noisy(Streams(3))
     first([1, 1])
 
     second.set_state(first.get_state())
@@ -998,7 +987,7 @@ def test_a_split_batch_gives_what_the_whole_one_does(floatX):
         return outputs, loss
 
     outputs, loss = network(whole_params[0])
-    adam = lasagne.updates.adam
+    adam = rules.adam
     whole = theano.function(
         inputs, outputs, updates=adam(loss, whole_params, 0.125)
     )
@@ -1253,10 +1242,8 @@ CHILD = """
     import warnings
 
     import lasagne_accum
-    import lasagne
     import numpy as np
-    import theano
-    import theano.tensor as T
+    from backend import T, rules, theano
 
     WIDTH = 2 ** 14  # each array of the graph takes 128 KiB for each sample
 
@@ -1277,7 +1264,7 @@ CHILD = """
 
 
     theano.config.mode = "FAST_COMPILE"
-    momentum = lasagne.updates.momentum
+    momentum = rules.momentum
     w, inputs, losses = network()
     count = theano.shared(np.zeros(1), "count")
     train = lasagne_accum.function(
@@ -1299,7 +1286,8 @@ def run_limited(script):
     if not sys.platform.startswith("linux"):
         pytest.skip("needs /proc and RLIMIT_AS")
     package = os.path.dirname(os.path.dirname(lasagne_accum.__file__))
-    paths = [package, os.environ.get("PYTHONPATH", "")]
+    tests = os.path.dirname(__file__)
+    paths = [package, tests, os.environ.get("PYTHONPATH", "")]
     env = dict(
         os.environ,
         PYTHONPATH=os.pathsep.join(paths),

@@ -5,15 +5,11 @@ from types import SimpleNamespace
 
 from lasagne_accum import state, with_accumulated_gradients
 
-import lasagne
 import numpy as np
 import pytest
-import theano
-import theano.tensor as T
+from backend import Streams, T, rules, theano, theano_only
 from numpy.testing import assert_array_equal
 from test_accumulation import adam, bits, refusal, shared
-from theano.sandbox.rng_mrg import MRG_RandomStreams
-from theano.tensor.shared_randomstreams import RandomStreams
 
 pytestmark = pytest.mark.usefixtures("fast_compile")
 
@@ -89,8 +85,8 @@ def test_training_goes_on_from_any_call(options):
 
 @pytest.mark.parametrize("gate", ["switch", "lazy"])
 def test_dropout_goes_on_with_the_same_masks(gate):
-    net = network(streams=MRG_RandomStreams(1), gate=gate)
-    other = network(streams=MRG_RandomStreams(2), gate=gate)
+    net = network(streams=Streams(1), gate=gate)
+    other = network(streams=Streams(2), gate=gate)
     states, losses = [net.updates.get_state()], []
     for call in range(CALLS):
         losses += run(net, [call])
@@ -101,7 +97,10 @@ def test_dropout_goes_on_with_the_same_masks(gate):
         assert run(other, range(offset, CALLS)) == losses[offset:]
 
 
+@theano_only
 def test_masks_of_numpy_streams_go_on_too():
+    from theano.tensor.shared_randomstreams import RandomStreams
+
     net = network(streams=RandomStreams(1))
     other = network(streams=RandomStreams(2))
     run(net, range(4))
@@ -149,7 +148,7 @@ def test_state_goes_through_a_file(names, tmp_path):
 
 
 def test_state_is_a_plain_dictionary_of_arrays():
-    net = network(streams=MRG_RandomStreams(1), skip_nonfinite=True)
+    net = network(streams=Streams(1), skip_nonfinite=True)
     saved = net.updates.get_state()
     assert type(saved) is OrderedDict
     assert {type(name) for name in saved} == {str}
@@ -158,11 +157,9 @@ def test_state_is_a_plain_dictionary_of_arrays():
 
 
 def test_state_holds_all_that_changes():
-    streams = MRG_RandomStreams(1)
+    streams = Streams(1)
     net = network(
-        update_fn=lambda grads, params: lasagne.updates.momentum(
-            grads, params, 1.0
-        ),
+        update_fn=lambda grads, params: rules.momentum(grads, params, 1.0),
         streams=streams,
         weight=True,
         skip_nonfinite=True,
@@ -183,7 +180,7 @@ def test_state_holds_all_that_changes():
 
 
 def test_state_holds_a_stream_once_if_its_updates_are_in():
-    streams = MRG_RandomStreams(1)
+    streams = Streams(1)
     net = network(streams=streams)
     count = len(net.updates.get_state())
     net.updates.update((old, new) for old, new, *_ in streams.state_updates)
@@ -310,7 +307,7 @@ def test_state_that_does_not_fit_is_refused_whole(change, text):
 def test_state_of_another_rule_is_refused():
     net = network()
     other = network(
-        update_fn=lambda grads, params: lasagne.updates.sgd(grads, params, 1.0)
+        update_fn=lambda grads, params: rules.sgd(grads, params, 1.0)
     )
     with pytest.raises(ValueError, match="got no 'unnamed_0'"):
         net.updates.set_state(other.updates.get_state())

@@ -1,0 +1,58 @@
+"""What the tests run on: Theano and Lasagne's rules, or PyMC's and theirs."""
+
+import functools
+import importlib
+import inspect
+import os
+
+import lasagne_accum
+
+import pytest
+
+# The module of the rules: that of Lasagne, of pymc3 or of pymc.
+MODULE = os.environ.get("RULES", "lasagne.updates")
+NAME = "pytensor" if MODULE.startswith("pymc.") else "theano"
+
+rules = importlib.import_module(MODULE)
+theano = importlib.import_module(NAME)
+T = importlib.import_module(f"{NAME}.tensor")
+
+if NAME == "theano":
+    from theano.sandbox.rng_mrg import MRG_RandomStreams as Streams
+else:
+    from pytensor.tensor.random.utils import RandomStream
+
+    class Streams(RandomStream):
+        """Random streams that are called like Theano's."""
+
+        def binomial(self, size, p, dtype):
+            return self.gen("binomial", 1, p, size=size).astype(dtype)
+
+        def normal(self, size, dtype):
+            return self.gen("normal", size=size).astype(dtype)
+
+
+with_lasagne = MODULE.startswith("lasagne")
+lasagne_only = pytest.mark.skipif(not with_lasagne, reason="needs Lasagne")
+theano_only = pytest.mark.skipif(NAME != "theano", reason="needs Theano")
+
+
+def broadcast(*pattern):
+    """Say to `shared` along which axes a variable is broadcast."""
+    if NAME == "theano":
+        return {"broadcastable": pattern}
+    return {"shape": tuple(1 if axis else None for axis in pattern)}
+
+
+def is_rule(name):
+    parameters = inspect.signature(getattr(rules, name)).parameters
+    return next(iter(parameters)) == "loss_or_grads"
+
+
+RULES = {name: getattr(rules, name) for name in rules.__all__ if is_rule(name)}
+# Not one of Lasagne's, and not in the reference.
+RULES.pop("adagrad_window", None)
+if with_lasagne:
+    for name in ("adamax", "amsgrad"):  # which Lasagne 0.1 lacks
+        ours = getattr(lasagne_accum.updates, name)
+        RULES.setdefault(name, functools.partial(ours, average=1))
