@@ -90,8 +90,9 @@ def with_accumulated_gradients(
     statistics : list of layers, optional
         Lasagne layers, such as all of a network, whose running averages (of
         batch normalization) move once for each window, by the mean of what
-        its calls would make of them. Defaults to none: they move on each
-        call.
+        its calls would make of them. A second ``get_output`` among the
+        outputs of ``theano.function``, unless deterministic, still moves
+        them. Defaults to none: they move on each call.
     **kw
         Passed on to `update_fn`.
 
@@ -877,15 +878,11 @@ def _checked_grads(backend, loss_or_grads, params):
 
 def _running_averages(backend, grads, loss_or_grads, layers):
     """Find what a loss moves of the parameters that layers hold."""
-    held = [param.container for layer in layers for param in layer.params]
+    held = [param for layer in layers for param in layer.params]
     losses = (
         [] if isinstance(loss_or_grads, (list, tuple)) else [loss_or_grads]
     )
-    averages = [
-        variable
-        for variable in backend.self_updating([*losses, *grads])
-        if any(variable.container is container for container in held)
-    ]
+    averages = _sharing(backend.self_updating([*losses, *grads]), held)
     if layers and not averages:
         raise ValueError(
             "`statistics` must have layers whose running averages the loss "
@@ -893,6 +890,12 @@ def _running_averages(backend, grads, loss_or_grads, layers):
             "not deterministic, or leave it out."
         )
     return averages
+
+
+def _sharing(variables, others):
+    """Take the variables that have their values in common with others."""
+    held = [getattr(other, "container", None) for other in others]
+    return [v for v in variables if any(v.container is c for c in held)]
 
 
 def _once_each(name, updates):

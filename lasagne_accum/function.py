@@ -32,6 +32,7 @@ from .accumulation import (
     _once_each,
     _open_window,
     _reset,
+    _sharing,
     _skipped_count,
 )
 
@@ -99,7 +100,8 @@ def function(
         of the parameter, float32 for float16.
     statistics : list of layers, optional
         The layers whose running averages move once for each window, as in
-        :func:`with_accumulated_gradients`. Defaults to none.
+        :func:`with_accumulated_gradients`, whatever `outputs` are. Defaults
+        to none.
     microbatch : int or "auto", optional
         Split what a call gets along the leading axis of its inputs into
         pieces of at most so many samples, and compute one after the other:
@@ -283,27 +285,36 @@ def _compiled(
     givens = backend.used(
         settings["givens"], [*outputs, *extra, *collected.values()]
     )
+    moving = backend.self_updating(
+        [*collected.values(), *outputs, *givens.values()]
+    )
+    # Another output of a network moves its averages by other variables.
+    frozen = _sharing(moving, window.averages)
+    moving = [v for v in moving if v not in frozen]
     mode, name = settings["mode"], settings["name"]
     accumulate = backend.function(
         inputs,
         outputs + extra,
         updates=collected,
         givens=givens,
+        no_default_updates=frozen,
         mode=mode,
         name=name,
     )
     apply = backend.function(
         [], [], updates=applied, mode=mode, name=name and f"{name}_apply"
     )
-    moved = [
-        OrderedDict.fromkeys([*changed, *backend.self_updating(expressions)])
-        for changed, expressions in (
-            (applied, list(applied.values())),
-            (collected, [*collected.values(), *outputs, *givens.values()]),
-        )
-    ]
+    moved_by_rule = backend.self_updating(list(applied.values()))
     return AccumulatedFunction(
-        window, accumulate, apply, steps, N, single, carried, *moved
+        window,
+        accumulate,
+        apply,
+        steps,
+        N,
+        single,
+        carried,
+        OrderedDict.fromkeys([*applied, *moved_by_rule]),
+        OrderedDict.fromkeys([*collected, *moving]),
     )
 
 

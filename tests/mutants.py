@@ -215,6 +215,8 @@ MUTANTS = [
     ),
     ("function.py", "(steps, steps + 1)", "(steps, steps)"),
     ("function.py", "    collected.update(carried)\n", ""),
+    ("function.py", "        no_default_updates=frozen,\n", ""),
+    ("function.py", "if v not in frozen", ""),
     ("function.py", "np.int8(counts)", "np.int8(1)"),
     ("function.py", "size = (size + 1) // 2", "size = size // 4 + 1"),
     (
