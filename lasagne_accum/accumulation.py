@@ -889,6 +889,14 @@ def _running_averages(backend, grads, loss_or_grads, layers):
             f"moves, got {layers} with none. Pass those that made the loss, "
             "not deterministic, or leave it out."
         )
+    for i, average in enumerate(averages):
+        # Theano would write the one in place while it reads the other.
+        if _sharing(averages[:i], [average]):
+            raise ValueError(
+                "`statistics` must have layers that the loss uses once, got "
+                f"{_name(average)} moved by two uses. Join their inputs, or "
+                "pass batch_norm_update_averages=False to one get_output."
+            )
     return averages
 
 

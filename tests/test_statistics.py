@@ -249,6 +249,22 @@ def test_averages_are_found_in_a_list_of_gradients(net):
     assert len(updates.accumulators) == len(params)
 
 
+def test_layers_that_the_loss_uses_twice_are_refused(net):
+    x, norm, layers, loss, params = net
+    norm.mean.name = norm.inv_std.name = "average"
+    again = get_output(layers[-1], x + 1).mean()
+    message = (
+        "`statistics` must have layers that the loss uses once, got average "
+        "moved by two uses. Join their inputs, or pass "
+        "batch_norm_update_averages=False to one get_output."
+    )
+
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        lasagne_accum.with_accumulated_gradients(
+            loss + again, params, 3, statistics=layers, **RULE
+        )
+
+
 def test_layers_without_averages_are_refused(net):
     _, _, layers, loss, params = net
     message = (
