@@ -73,8 +73,9 @@ def with_accumulated_gradients(
         tokens: the rule sees ``sum(weight * gradient) / sum(weight)``.
         A call of weight zero contributes nothing, whatever its gradient,
         but counts; a window of total weight zero changes nothing. A call
-        whose weight turns out negative, infinite or NaN counts as one whose
-        gradients are all NaN. Defaults to equal weights.
+        whose weight turns out negative, infinite or NaN, or out of what the
+        dtype of an accumulator holds, itself or in the window's sum, counts
+        as one whose gradients are all NaN. Defaults to equal weights.
     gate : {"switch", "lazy"}, optional
         How the rule's updates are held back between boundaries. "switch"
         computes them and discards them with ``T.switch``, in every mode of
@@ -533,18 +534,18 @@ def _open_window(
     grads = _checked_grads(backend, loss_or_grads, params)
     averages = _running_averages(backend, grads, loss_or_grads, statistics)
     grads += [average.default_update for average in averages]
-    if weight is not None:
-        weight = _checked_weight(backend, weight)
-
     held = _empty_totals(
         backend, [*params, *averages], accumulator_dtype, N, weight is not None
     )
+    if weight is not None:
+        weight = _checked_weight(backend, weight, held.sums)
+
     grads = [
         backend.apart(grad.astype(total.dtype), total, held.calls)
         for grad, total in zip(grads, held.sums)
     ]
     weight, contributes, accepted = _screened(
-        backend, grads, held.sums, weight, positive, skip_nonfinite
+        backend, grads, held, weight, positive, skip_nonfinite
     )
     collected = _collected(
         backend.tensor, held, grads, weight, count, contributes, accepted
@@ -589,16 +590,20 @@ def _empty_totals(backend, params, accumulator_dtype, N, weighted):
     return _Totals(sums, calls, weight)
 
 
-def _screened(backend, grads, sums, weight, positive, skip_nonfinite):
+def _screened(backend, grads, held, weight, positive, skip_nonfinite):
     """Tell a call's weight, whether it contributes, and whether it counts."""
     T, finite = backend.tensor, None
     if skip_nonfinite:
-        finite = T.all([*map(backend.is_finite, grads, sums)])
-    if weight is None or positive:
-        return weight, finite, finite
+        finite = T.all([*map(backend.is_finite, grads, held.sums)])
+    if weight is None:
+        return None, finite, finite
 
-    valid = T.and_(T.ge(weight, 0), T.lt(weight, np.inf))
+    low, high = _weight_range(held.sums)
+    valid = T.le(held.weight + weight, high)
+    valid = T.and_(T.or_(T.eq(weight, 0), T.ge(weight, low)), valid)
     weight = T.switch(valid, weight, np.nan)
+    if positive:
+        return weight, finite, finite
     if not skip_nonfinite:
         return weight, T.neq(weight, 0), None
     contributes = T.and_(T.gt(weight, 0), finite)
@@ -837,13 +842,28 @@ def _check_in_place(backend, N, options):
             )
 
 
-def _checked_weight(backend, weight):
+def _weight_range(sums):
+    """Give the least and largest weight that all dtypes of sums can hold."""
+    dtypes = {"float64", *(total.dtype for total in sums)}
+    narrow = [np.finfo(dtype) for dtype in dtypes]
+    low, high = max(n.tiny for n in narrow), min(n.max for n in narrow)
+    return float(low), float(high)
+
+
+def _checked_weight(backend, weight, sums):
     if backend.is_symbolic(weight):
         if weight.ndim == 0:
             return weight.astype("float64")
         weight = weight.type
     elif isinstance(weight, numbers.Real) and 0 <= weight < np.inf:
-        return backend.tensor.constant(weight, dtype="float64")
+        low, high = _weight_range(sums)
+        if weight == 0 or low <= weight <= high:
+            return backend.tensor.constant(weight, dtype="float64")
+        raise ValueError(
+            f"`weight` must be 0 or from {low:.3g} to {high:.3g} in the "
+            f"accumulators' dtypes, got {weight!r}. Scale it, or pass "
+            'accumulator_dtype="float64".'
+        )
     error = ValueError if isinstance(weight, numbers.Real) else TypeError
     raise error(
         "`weight` must be a finite number from 0 up or a symbolic scalar, "

@@ -147,11 +147,19 @@ MUTANTS = [
         "    weight = T.switch(valid, weight, np.nan)\n",
         "",
     ),
+    ("accumulation.py", "T.le(held.weight + weight, high)", "True"),
     (
         "accumulation.py",
-        "T.and_(T.ge(weight, 0), T.lt(weight, np.inf))",
-        "T.ge(weight, 0)",
+        "T.le(held.weight + weight, high)",
+        "T.le(weight, high)",
     ),
+    (
+        "accumulation.py",
+        "T.le(held.weight + weight, high)",
+        "T.lt(held.weight + weight, high)",
+    ),
+    ("accumulation.py", "T.ge(weight, low)", "T.ge(weight, 0)"),
+    ("accumulation.py", "T.ge(weight, low)", "T.gt(weight, low)"),
     (
         "accumulation.py",
         "T.or_(contributes, T.eq(weight, 0))",

@@ -877,6 +877,79 @@ def test_impossible_weight_is_skipped_if_asked_for(weight, gate):
     assert (run.value(), run.updates.skipped) == (5, 1)
 
 
+# What float16 and float32 can't hold, and what only their sum can't.
+OUT_OF_RANGE = [
+    ("float32", [1e40]),
+    ("float32", [1e-50]),
+    ("float32", [1e-40]),
+    ("float32", [3e38, 3e38]),
+    ("float16", [40000, 40000]),
+    ("float16", [1e-5]),
+]
+
+
+@pytest.mark.parametrize(("dtype", "weights"), OUT_OF_RANGE)
+@pytest.mark.parametrize("N", [1, 2])
+def test_weight_out_of_range_is_as_an_impossible_one(N, dtype, weights, gate):
+    N = max(N, len(weights))
+    run = training(
+        N,
+        half_sgd,
+        [shared(0.5, "w", dtype)],
+        gate=gate,
+        weight=WEIGHT,
+        accumulator_dtype=dtype,
+    )
+    for weight in [1, *weights][-N:]:
+        run.call(0.5, weight)
+    assert np.isnan(run.value())
+    run.w.set_value(np.array(0.5, dtype))
+    for _ in range(N):
+        run.call(0.5, 16)
+    assert run.value() == 0
+
+
+@pytest.mark.parametrize(("dtype", "weights"), OUT_OF_RANGE)
+def test_weight_out_of_range_is_skipped_if_asked_for(dtype, weights, gate):
+    run = training(
+        2,
+        half_sgd,
+        [shared(0.5, "w", dtype)],
+        gate=gate,
+        weight=WEIGHT,
+        skip_nonfinite=True,
+        accumulator_dtype=dtype,
+    )
+    calls = [*weights, 16, 16]
+    assert [run.call(0.5, weight) for weight in calls][-2:] == (
+        [True, False] if len(weights) == 2 else [False, True]
+    )
+    assert (run.value(), run.updates.skipped) == (0, 1)
+
+
+@pytest.mark.parametrize("weight", [2.0**-14, 32752.0])
+def test_weight_at_the_limit_of_its_dtype_is_taken(weight, gate):
+    run = training(
+        2,
+        half_sgd,
+        [shared(0.5, "w", "float16")],
+        gate=gate,
+        weight=weight,
+        accumulator_dtype="float16",
+    )
+    for _ in range(2):
+        run.call(0.5)
+    assert run.value() == 0
+
+
+def test_limits_of_weights_are_those_of_the_narrowest_accumulator():
+    params = [shared(0, "v", "float64"), shared(0, "w", "float32")]
+    run = training(2, params=params, weight=WEIGHT)
+    run.call(1, 1, 1)
+    run.call(1, 1, 1e40)
+    assert np.isnan([param.get_value() for param in params]).all()
+
+
 def test_window_of_one_can_have_weights(gate):
     run = training(1, gate=gate, weight=WEIGHT)
     assert (run.updates.counter, run.updates.accumulators) == (None, [])
@@ -1405,6 +1478,27 @@ def test_wrong_weight_is_refused(N, weight, error, got):
         "for equal weights.",
     ):
         build(N, weight=weight)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weight", "limits"),
+    [
+        ("float16", 70000, "6.1e-05 to 6.55e+04"),
+        ("float32", 1e40, "1.18e-38 to 3.4e+38"),
+        ("float32", 1e-50, "1.18e-38 to 3.4e+38"),
+        ("float64", 10**400, "2.23e-308 to 1.8e+308"),
+    ],
+)
+@pytest.mark.parametrize("N", [1, 2])
+def test_weight_that_accumulators_cannot_hold_is_refused(
+    N, dtype, weight, limits
+):
+    with refusal(
+        ValueError,
+        f"`weight` must be 0 or from {limits} in the accumulators' dtypes, "
+        f'got {weight!r}. Scale it, or pass accumulator_dtype="float64".',
+    ):
+        build(N, weight=weight, accumulator_dtype=dtype)
 
 
 @pytest.mark.parametrize(

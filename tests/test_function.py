@@ -700,6 +700,13 @@ def test_a_bad_weight_is_skipped_with_skip_nonfinite(bad):
     assert_array_equal(w.get_value(), [-4, -4])
 
 
+def test_more_samples_than_the_dtype_can_count_are_a_bad_call():
+    train, w = splitter(40000, N=2, accumulator_dtype="float16")
+    train(np.ones((40000, 2)))
+    train(np.ones((40000, 2)))
+    assert np.isnan(w.get_value()).all()
+
+
 # -- Bad micro-batches, dtypes --------------------------------------------
 
 
