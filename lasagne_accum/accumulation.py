@@ -730,12 +730,12 @@ def _gated(window, rule, means, N, gate):
     if now.weight is not now.calls:
         weighs = T.neq(now.weight, 0)
         updated = T.and_(boundary, weighs)
-        new = [T.switch(weighs, *pair) for pair in zip(new, rule)]
+        new = _switched(T, weighs, new, rule)
 
     emptied = _reset(window, means)
     totals = [window.pairs[held] for held in emptied]
     if gate == "switch":
-        gated = [T.switch(boundary, *pair) for pair in zip(new, rule)]
+        gated = _switched(T, boundary, new, rule)
         gated += [_emptied(T, total, boundary) for total in totals]
     else:
         # The then branch is passed through, the else branch is copied.
@@ -748,6 +748,18 @@ def _gated(window, rule, means, N, gate):
     if window.skipped is not None:
         updates[window.skipped] = _skipped_after(window)
     return updated, updates
+
+
+def _switched(T, condition, new, rule):
+    """Select new values where a condition holds, or the old ones."""
+    for variable in rule:
+        if not hasattr(variable, "broadcastable"):
+            raise ValueError(
+                '`gate` must be "lazy", and `weight` left out, for a rule '
+                f"that updates more than tensors, got {_name(variable)}. "
+                "Pass them so, or take lasagne_accum.function."
+            )
+    return [T.switch(condition, *pair) for pair in zip(new, rule)]
 
 
 def _counter_dtype(N):

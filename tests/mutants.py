@@ -73,7 +73,7 @@ MUTANTS = [
     # The gate.
     (
         "accumulation.py",
-        "gated = [T.switch(boundary, *pair) for pair in zip(new, rule)]",
+        "gated = _switched(T, boundary, new, rule)",
         "gated = [m if v not in window.params else "
         "T.switch(boundary, m, v) for m, v in zip(new, rule)]",
     ),
@@ -88,7 +88,7 @@ MUTANTS = [
     ),
     (
         "accumulation.py",
-        "        new = [T.switch(weighs, *pair) for pair in zip(new, rule)]\n",
+        "        new = _switched(T, weighs, new, rule)\n",
         "",
     ),
     # The sums and their mean.

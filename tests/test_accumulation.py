@@ -35,6 +35,7 @@ from test_equivalence import (
     start,
     values,
 )
+from theano.tensor.shared_randomstreams import RandomStreams
 
 pytestmark = pytest.mark.usefixtures("fast_compile")
 
@@ -1230,6 +1231,38 @@ def test_rule_may_set_a_variable_to_a_number():
     assert done.get_value() == 0
     run.call(1)
     assert done.get_value() == 1
+
+
+def noisy_sgd(grads, params):
+    """Add noise of a stream that moves with the rule alone."""
+    streams = RandomStreams(1)
+    noise = streams.normal((), dtype="float64")
+    grads = lasagne.updates.get_or_compute_grads(grads, params)
+    updates = sgd([grad + noise for grad in grads], params)
+    updates.update(streams.updates())
+    return updates
+
+
+def test_lazy_gate_holds_back_the_random_stream_of_a_rule():
+    run, plain = (training(N, noisy_sgd, gate="lazy") for N in (2, 1))
+    for g in (1, 3, 4, 6):
+        run.call(g)
+    for g in (2, 5):
+        plain.call(g)
+    assert run.value() == plain.value()
+
+
+@pytest.mark.parametrize(
+    "options", [{"gate": "switch"}, {"gate": "lazy", "weight": 2}]
+)
+def test_switch_refuses_the_random_stream_of_a_rule(options):
+    with refusal(
+        ValueError,
+        '`gate` must be "lazy", and `weight` left out, for a rule that '
+        "updates more than tensors, got <RandomStateType>. Pass them so, or "
+        "take lasagne_accum.function.",
+    ):
+        training(2, noisy_sgd, **options)
 
 
 def test_accumulated_rule_takes_the_arguments_of_its_rule():
