@@ -802,6 +802,11 @@ def _checked_params(params):
                 f"as element {i}. Pass the shared variables it is made of; "
                 "lasagne.utils.collect_shared_vars finds them."
             )
+        if not hasattr(param, "broadcastable"):
+            raise TypeError(
+                f"`params` must be dense, got {_name(param)} of {param.type}. "
+                "Pass a dense one, or the values of a theano.sparse.CSR."
+            )
         if param.dtype not in backend.tensor.float_dtypes:
             raise ValueError(
                 "`params` must have floating-point dtypes, got "

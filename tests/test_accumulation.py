@@ -21,7 +21,9 @@ import lasagne
 import numpy as np
 import pytest
 import reference
+import scipy.sparse
 import theano
+import theano.sparse
 import theano.tensor as T
 from numpy.testing import assert_allclose, assert_array_equal
 from test_equivalence import (
@@ -1572,6 +1574,13 @@ def test_weight_that_accumulators_cannot_hold_is_refused(
             ValueError,
             "`params` must contain each variable once, got w as elements 1 "
             "and 3. Pass it once.",
+        ),
+        (
+            lambda w: [w, theano.shared(scipy.sparse.eye(2, format="csr"))],
+            TypeError,
+            "`params` must be dense, got <Sparse[float64, csr]> of "
+            "Sparse[float64, csr]. Pass a dense one, or the values of a "
+            "theano.sparse.CSR.",
         ),
     ],
 )
