@@ -915,7 +915,13 @@ def _checked_grads(backend, loss_or_grads, params):
 
 def _running_averages(backend, grads, loss_or_grads, layers):
     """Find what a loss moves of the parameters that layers hold."""
-    held = [param for layer in layers for param in layer.params]
+    try:
+        held = [param for layer in layers for param in layer.params]
+    except (AttributeError, TypeError) as error:
+        raise TypeError(
+            f"`statistics` must be a list of layers, got {layers!r}. Pass "
+            "such as lasagne.layers.get_all_layers gives."
+        ) from error
     losses = (
         [] if isinstance(loss_or_grads, (list, tuple)) else [loss_or_grads]
     )

@@ -249,6 +249,21 @@ def test_averages_are_found_in_a_list_of_gradients(net):
     assert len(updates.accumulators) == len(params)
 
 
+@pytest.mark.parametrize("wrong", [lambda layers: layers[1], "ab", None])
+def test_statistics_that_are_no_layers_are_refused(wrong, net):
+    _, _, layers, loss, params = net
+    wrong = wrong(layers) if callable(wrong) else wrong
+    message = (
+        f"`statistics` must be a list of layers, got {wrong!r}. Pass such as "
+        "lasagne.layers.get_all_layers gives."
+    )
+
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        lasagne_accum.with_accumulated_gradients(
+            loss, params, 3, statistics=wrong, **RULE
+        )
+
+
 def test_layers_that_the_loss_uses_twice_are_refused(net):
     x, norm, layers, loss, params = net
     norm.mean.name = norm.inv_std.name = "average"
