@@ -832,7 +832,12 @@ def _check_gate(gate):
 
 def _checked_N(backend, N):
     if isinstance(N, numbers.Integral) and not isinstance(N, bool) and N > 0:
-        return int(N)
+        if N < 2**63:
+            return int(N)
+        raise ValueError(
+            f"`N` must be at most 2**63 - 1, got {N}. Pass that for windows "
+            "that `flush` alone completes."
+        )
     if backend.is_symbolic(N):
         if N.ndim == 0 and N.dtype in backend.tensor.integer_dtypes:
             return N
@@ -951,8 +956,17 @@ def _sharing(variables, others):
 
 def _once_each(name, updates):
     """Make a dictionary of updates; refuse two of the same variable."""
-    pairs = list(getattr(updates, "items", lambda: updates)())
-    once = OrderedDict(pairs)
+    try:
+        pairs = list(getattr(updates, "items", lambda: updates)())
+        once = OrderedDict(pairs)
+    except (TypeError, ValueError):
+        once = {None: None}
+    if not all(hasattr(variable, "get_value") for variable in once):
+        raise TypeError(
+            f"`{name}` must give shared variables their updates, in a "
+            f"dictionary or list of pairs, got {updates!r}. See "
+            "lasagne.updates for examples."
+        )
     if len(once) < len(pairs):
         variables = [variable for variable, _ in pairs]
         twice = next(v for v in once if variables.count(v) > 1)

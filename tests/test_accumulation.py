@@ -1471,6 +1471,16 @@ def test_wrong_N_is_refused(N, error, got):
         build(N)
 
 
+def test_N_beyond_all_counters_is_refused():
+    build(2**63 - 1)
+    with refusal(
+        ValueError,
+        f"`N` must be at most 2**63 - 1, got {2**63}. Pass that for windows "
+        "that `flush` alone completes.",
+    ):
+        build(2**63)
+
+
 @pytest.mark.parametrize("gate", ["Lazy", None, True])
 def test_unknown_gate_is_refused(gate):
     with refusal(
@@ -1694,6 +1704,20 @@ def test_update_of_another_type_is_refused(N, variable, update, got):
         "parameters' dtype.",
     ):
         build(N, rule)
+
+
+@pytest.mark.parametrize("N", [1, 2])
+@pytest.mark.parametrize(
+    "returned", [None, 3, "ab", ["ab"], [1], {"w": 2}, [(shared(0), 1, 2)]]
+)
+def test_rule_that_returns_no_updates_is_refused(N, returned):
+    with refusal(
+        TypeError,
+        "`update_fn` must give shared variables their updates, in a "
+        f"dictionary or list of pairs, got {returned!r}. See "
+        "lasagne.updates for examples.",
+    ):
+        build(N, lambda grads, params: returned)
 
 
 def test_learning_rate_of_a_wider_dtype_is_refused():

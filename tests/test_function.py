@@ -472,6 +472,15 @@ def test_givens_may_be_numbers():
     assert w.get_value() == -18
 
 
+def test_updates_that_are_none_are_refused():
+    for wrong in ("w", {"w": 1}):
+        assert refused(TypeError, collector, updates=wrong) == (
+            "`updates` must give shared variables their updates, in a "
+            f"dictionary or list of pairs, got {wrong!r}. See "
+            "lasagne.updates for examples."
+        )
+
+
 def test_a_missing_rule_is_refused():
     refused(TypeError, collector, update_fn=None)
 
@@ -573,6 +582,15 @@ def test_wrong_N_is_refused_when_made_and_when_set(wrong, error):
     train, _ = collector(N=3)
     assert refused(error, setattr, train, "N", wrong) == message
     assert train.N == 3
+
+
+def test_N_set_beyond_all_counters_is_refused():
+    train, _ = collector(N=2)
+    assert refused(ValueError, setattr, train, "N", 2**70) == (
+        f"`N` must be at most 2**63 - 1, got {2**70}. Pass that for windows "
+        "that `flush` alone completes."
+    )
+    assert train.N == 2
 
 
 def test_N_cannot_be_set_to_a_symbolic_one():
