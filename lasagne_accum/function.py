@@ -551,7 +551,8 @@ class _Pieces:
     def length(self, args, kwargs):
         """Find the number of samples in a call."""
         arguments = [*enumerate(args), *kwargs.items()]
-        lengths = [len(value) for key, value in arguments if key in self._keys]
+        # A sparse one has no len.
+        lengths = [v.shape[0] for key, v in arguments if key in self._keys]
         if (
             len(lengths) != self._number
             or len(set(lengths)) != 1
@@ -679,11 +680,7 @@ def _batch_inputs(inputs, microbatch):
             f"{microbatch!r}. Leave it out for no splitting."
         )
 
-    batch = [
-        i
-        for i, given in enumerate(inputs)
-        if _variable(given).broadcastable[:1] == (False,)
-    ]
+    batch = [i for i, given in enumerate(inputs) if _has_batch_axis(given)]
     if not batch:
         raise ValueError(
             "`inputs` must have one with a batch axis to split for "
@@ -691,6 +688,13 @@ def _batch_inputs(inputs, microbatch):
             "`microbatch` out."
         )
     return batch
+
+
+def _has_batch_axis(given):
+    variable = _variable(given)
+    # A sparse matrix is never broadcast.
+    sparse = [False] * getattr(variable, "ndim", 0)
+    return not all(getattr(variable, "broadcastable", sparse)[:1])
 
 
 def _with_values_carried(backend, rule, givens, further):

@@ -13,7 +13,9 @@ import lasagne
 import numpy as np
 import pytest
 import reference
+import scipy.sparse
 import theano
+import theano.sparse
 import theano.tensor as T
 from numpy.testing import assert_allclose, assert_array_equal
 from theano.sandbox.rng_mrg import MRG_RandomStreams
@@ -1177,6 +1179,29 @@ def test_microbatch_needs_a_batch_axis():
         "`inputs` must have one with a batch axis to split for `microbatch`, "
         "got [i, row]. Pass the batch itself, or leave `microbatch` out."
     )
+
+
+@pytest.mark.parametrize("kind", ["csr_matrix", "csc_matrix"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_sparse_inputs_are_split_too(kind, weighted):
+    x = theano.sparse.matrix(kind[:3], dtype="float64")
+    w, y = theano.shared(np.ones(3), "w"), T.dvector("y")
+    product = theano.sparse.structured_dot(x, w.dimshuffle(0, "x"))
+    errors = product.flatten() - y
+    train = lasagne_accum.function(
+        [x, y], [errors, errors.mean()], (errors**2).mean() / 2, [w],
+        update_fn=sgd, learning_rate=1.0, microbatch=2,
+        weight=y.shape[0] if weighted else None,
+    )  # fmt: skip
+    rows = np.array([[1, 0, 0], [0, 2, 0], [0, 0, 3], [4, 0, 0], [0, 0, 5.0]])
+    targets = np.arange(5.0)
+
+    each, mean = train(getattr(scipy.sparse, kind)(rows), targets)
+
+    expected = rows.sum(axis=1) - targets
+    assert_allclose(each, expected)
+    assert_allclose(mean, expected.mean())
+    assert_allclose(w.get_value(), 1 - rows.T.dot(expected) / 5)
 
 
 def test_inputs_in_theanos_wrapper_are_split_by_its_name():
