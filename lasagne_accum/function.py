@@ -106,8 +106,10 @@ def function(
         Split what a call gets along the leading axis of its inputs into
         pieces of at most so many samples, and compute one after the other:
         the gradients are averaged, weighted by length or by the `weight` of
-        each piece, scalar outputs too, and all other outputs are joined
-        along their leading axis. Inputs without a batch axis (scalars, and
+        each piece (all equally by a number), scalar outputs too, and all
+        other outputs are joined along their leading axis. That must have a
+        row for each sample; one that is as long as every piece by chance
+        can't be told from it. Inputs without a batch axis (scalars, and
         those whose leading axis is broadcastable) go whole to every piece.
         "auto" starts from the whole batch and halves the pieces whenever
         memory runs out. Defaults to no splitting.
@@ -610,15 +612,26 @@ class _Pieces:
                 )
             )
         weights = [result.pop() for result in results]
+        for values in zip(*results):
+            _check_rows(values, sizes)
         if len(results) == 1:
             return results[0]
-        return [_joined(values, weights, sizes) for values in zip(*results)]
+        return [_joined(values, weights) for values in zip(*results)]
 
     def _cut(self, piece, key, value):
         return value[piece] if key in self._keys else value
 
 
-def _joined(values, weights, sizes):
+def _check_rows(values, sizes):
+    if values[0].ndim and [value.shape[0] for value in values] != sizes:
+        raise ValueError(
+            "`outputs` must be scalars or have a row for each sample, got "
+            f"{[value.shape for value in values]} for pieces of {sizes} "
+            "samples. Compute such an output in a function of its own."
+        )
+
+
+def _joined(values, weights):
     """Average scalars by weight, join other outputs along their first axis."""
     if values[0].ndim == 0:
         values, weights = np.array(values), np.array(weights, "float64")
@@ -626,12 +639,6 @@ def _joined(values, weights, sizes):
         mean = np.dot(values[weighed], weights[weighed]) / weights.sum()
         floating = values.dtype.kind == "f"
         return np.asarray(mean, values.dtype if floating else "float64")
-    if [len(value) for value in values] != sizes:
-        raise ValueError(
-            "`outputs` must be scalars or have a row for each sample, got "
-            f"{[value.shape for value in values]} for pieces of {sizes} "
-            "samples. Compute such an output in a function of its own."
-        )
     return np.concatenate(values)
 
 

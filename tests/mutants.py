@@ -225,6 +225,11 @@ MUTANTS = [
     ("function.py", "    collected.update(carried)\n", ""),
     ("function.py", "        no_default_updates=frozen,\n", ""),
     ("function.py", "if v not in frozen", ""),
+    (
+        "function.py",
+        "        for values in zip(*results):\n            _check_rows",
+        "        for values in zip(*results[1:]):\n            _check_rows",
+    ),
     ("function.py", "np.int8(counts)", "np.int8(1)"),
     ("function.py", "size = (size + 1) // 2", "size = size // 4 + 1"),
     (

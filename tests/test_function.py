@@ -1132,13 +1132,14 @@ def test_an_output_without_a_row_for_each_sample_is_refused():
     train([[1, 1], [2, 2]])
     before = train.get_state()
 
-    message = refused(ValueError, train, np.ones((5, 2)))
-
-    assert message == (
-        "`outputs` must be scalars or have a row for each sample, got "
-        "[(2,), (2,), (2,)] for pieces of [2, 2, 1] samples. Compute such an "
-        "output in a function of its own."
-    )
+    for length, got in (
+        (5, "[(2,), (2,), (2,)] for pieces of [2, 2, 1]"),
+        (1, "[(2,)] for pieces of [1]"),
+    ):
+        assert refused(ValueError, train, np.ones((length, 2))) == (
+            "`outputs` must be scalars or have a row for each sample, got "
+            f"{got} samples. Compute such an output in a function of its own."
+        )
     assert train.pending == 0
     assert_same_state(train.get_state(), before)
 
