@@ -270,6 +270,8 @@ MUTANTS = [
     ("updates.py", "T.maximum(v_max, updates[v])", "updates[v]"),
     # Saved state.
     ("state.py", "not fits or old.dtype != new.dtype", "not fits"),
+    ("state.py", "in from_zero and new < 0", "in from_zero and not new >= 0"),
+    ("state.py", "in from_zero and new < 0", "in from_zero and new < -1"),
     ("state.py", "set(named) ^ set(values)", "set(named) - set(values)"),
     ("state.py", "_array(variable.get_value())", "_array(variable.get_value(borrow=True))"),
     ("state.py", "[*names, \"unnamed\", \"file\"]", "[*names, \"unnamed\"]"),

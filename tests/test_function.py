@@ -1003,6 +1003,18 @@ def test_a_state_that_does_not_fit_is_refused_whole():
     assert_same_state(train.get_state(), before)
 
 
+def test_a_state_of_fewer_than_no_calls_is_refused_whole():
+    train, _ = collector(N=2)
+    train([1, 2])
+    before = train.get_state()
+    wrong = dict(before, w=np.ones(2), window_counter=np.array(-1))
+    assert refused(ValueError, train.set_state, wrong) == (
+        "`values` must have counts and weights from 0 up, got -1 for "
+        "'window_counter'. Restore what `get_state` gave."
+    )
+    assert_same_state(train.get_state(), before)
+
+
 # -- microbatch -----------------------------------------------------------
 
 

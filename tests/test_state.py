@@ -307,6 +307,30 @@ def test_state_that_does_not_fit_is_refused_whole(change, text):
     assert bits(net.updates) == before
 
 
+@pytest.mark.parametrize("name", ["window_counter", "window_weight"])
+def test_window_of_fewer_than_no_calls_is_refused_whole(name):
+    net = network(weight=True)
+    saved = net.updates.get_state()
+    run(net, range(2))
+    before = bits(net.updates)
+    saved[name] -= 1
+    with refusal(
+        ValueError,
+        f"`values` must have counts and weights from 0 up, got {saved[name]} "
+        f"for {name!r}. Restore what `get_state` gave.",
+    ):
+        net.updates.set_state(saved)
+    assert bits(net.updates) == before
+
+
+def test_window_of_a_bad_weight_goes_on_from_a_state():
+    net, other = network(weight=True), network(weight=True)
+    net.train(np.ones((4, 2)), -1)
+    other.updates.set_state(net.updates.get_state())
+    assert bits(other.updates) == bits(net.updates)
+    assert np.isnan(other.updates.get_state()["window_weight"])
+
+
 def test_state_of_another_rule_is_refused():
     net = network()
     other = network(
