@@ -362,7 +362,7 @@ class AccumulatedUpdates(state.Saved, OrderedDict):  # numpydoc ignore=PR01
 
     It is made by :func:`with_accumulated_gradients`. Changes to what the
     rule does belong in the rule: an update that is put on this dictionary
-    afterwards is made on every call.
+    afterwards is made on every call. It is for one thread at a time.
 
     Attributes
     ----------
@@ -397,7 +397,8 @@ class AccumulatedUpdates(state.Saved, OrderedDict):  # numpydoc ignore=PR01
     def flush(self):
         """Apply the mean of what an unfinished window holds, and empty it.
 
-        The first call compiles a function for it.
+        The first call compiles a function for it, without the ``givens`` of
+        the training function.
 
         Returns
         -------

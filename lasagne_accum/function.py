@@ -323,7 +323,8 @@ def _compiled(
 class AccumulatedFunction(state.Saved):  # numpydoc ignore=PR01
     """A training function that applies every Nth call.
 
-    It is made by :func:`function`, and called like a Theano function.
+    It is made by :func:`function`, and called like a Theano function, by one
+    thread at a time.
 
     Attributes
     ----------

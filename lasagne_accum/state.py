@@ -51,6 +51,13 @@ class Saved:
         totals = self._window.held[1:] if self._window else ()
         restore(self._state_variables(), values, self._any_shape, totals)
 
+    def __reduce_ex__(self, protocol):
+        raise TypeError(
+            "`pickle` and `copy.deepcopy` must be given plain values, got an "
+            f"{type(self).__name__}. Give them what `get_state` returns, and "
+            "that to `set_state` of one made anew."
+        )
+
 
 def read(variables):
     """Copy the values of shared variables.

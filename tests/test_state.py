@@ -1,9 +1,11 @@
 """Saved state: what it holds, and that training goes on from it."""
 
+import copy
+import pickle
 from collections import OrderedDict
 from types import SimpleNamespace
 
-from lasagne_accum import state, with_accumulated_gradients
+from lasagne_accum import function, state, with_accumulated_gradients
 
 import lasagne
 import numpy as np
@@ -194,6 +196,23 @@ def test_state_holds_what_was_added_to_the_updates():
     net, calls = network(), shared(7, "calls")
     net.updates[calls] = calls + 1
     assert net.updates.get_state()["calls"] == 7
+
+
+@pytest.mark.parametrize("form", ["dictionary", "function"])
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.deepcopy])
+def test_state_is_what_to_pickle_and_copy(form, copied):
+    w = shared(1, "w")
+    trained = with_accumulated_gradients(w**2, [w], 2, adam)
+    if form == "function":
+        trained = function([], None, w**2, [w], 2, adam)
+    with refusal(
+        TypeError,
+        "`pickle` and `copy.deepcopy` must be given plain values, got an "
+        f"{type(trained).__name__}. Give them what `get_state` returns, and "
+        "that to `set_state` of one made anew.",
+    ):
+        copied(trained)
+    copied(trained.get_state())
 
 
 def test_state_is_a_copy():
