@@ -73,8 +73,9 @@ def with_accumulated_gradients(
         tokens: the rule sees ``sum(weight * gradient) / sum(weight)``.
         A call of weight zero contributes nothing, whatever its gradient,
         but counts; a window of total weight zero changes nothing. A call
-        whose weight turns out negative, infinite or NaN counts as one whose
-        gradients are all NaN. Defaults to equal weights.
+        whose weight turns out negative, infinite or NaN, or out of what the
+        dtype of an accumulator holds, itself or in the window's sum, counts
+        as one whose gradients are all NaN. Defaults to equal weights.
     gate : {"switch", "lazy"}, optional
         How the rule's updates are held back between boundaries. "switch"
         computes them and discards them with ``T.switch``, in every mode of
@@ -90,8 +91,9 @@ def with_accumulated_gradients(
     statistics : list of layers, optional
         Lasagne layers, such as all of a network, whose running averages (of
         batch normalization) move once for each window, by the mean of what
-        its calls would make of them. Defaults to none: they move on each
-        call.
+        its calls would make of them. A second ``get_output`` among the
+        outputs of ``theano.function``, unless deterministic, still moves
+        them. Defaults to none: they move on each call.
     **kw
         Passed on to `update_fn`.
 
@@ -366,7 +368,7 @@ class AccumulatedUpdates(state.Saved, OrderedDict):  # numpydoc ignore=PR01
 
     It is made by :func:`with_accumulated_gradients`. Changes to what the
     rule does belong in the rule: an update that is put on this dictionary
-    afterwards is made on every call.
+    afterwards is made on every call. It is for one thread at a time.
 
     Attributes
     ----------
@@ -401,7 +403,8 @@ class AccumulatedUpdates(state.Saved, OrderedDict):  # numpydoc ignore=PR01
     def flush(self):
         """Apply the mean of what an unfinished window holds, and empty it.
 
-        The first call compiles a function for it.
+        The first call compiles a function for it, without the ``givens`` of
+        the training function.
 
         Returns
         -------
@@ -538,18 +541,18 @@ def _open_window(
     grads = _checked_grads(backend, loss_or_grads, params)
     averages = _running_averages(backend, grads, loss_or_grads, statistics)
     grads += [average.default_update for average in averages]
-    if weight is not None:
-        weight = _checked_weight(backend, weight)
-
     held = _empty_totals(
         backend, [*params, *averages], accumulator_dtype, N, weight is not None
     )
+    if weight is not None:
+        weight = _checked_weight(backend, weight, held.sums)
+
     grads = [
         backend.apart(grad.astype(total.dtype), total, held.calls)
         for grad, total in zip(grads, held.sums)
     ]
     weight, contributes, accepted = _screened(
-        backend, grads, held.sums, weight, positive, skip_nonfinite
+        backend, grads, held, weight, positive, skip_nonfinite
     )
     collected = _collected(
         backend.tensor, held, grads, weight, count, contributes, accepted
@@ -594,16 +597,20 @@ def _empty_totals(backend, params, accumulator_dtype, N, weighted):
     return _Totals(sums, calls, weight)
 
 
-def _screened(backend, grads, sums, weight, positive, skip_nonfinite):
+def _screened(backend, grads, held, weight, positive, skip_nonfinite):
     """Tell a call's weight, whether it contributes, and whether it counts."""
     T, finite = backend.tensor, None
     if skip_nonfinite:
-        finite = T.all([*map(backend.is_finite, grads, sums)])
-    if weight is None or positive:
-        return weight, finite, finite
+        finite = T.all([*map(backend.is_finite, grads, held.sums)])
+    if weight is None:
+        return None, finite, finite
 
-    valid = T.and_(T.ge(weight, 0), T.lt(weight, np.inf))
+    low, high = _weight_range(held.sums)
+    valid = T.le(held.weight + weight, high)
+    valid = T.and_(T.or_(T.eq(weight, 0), T.ge(weight, low)), valid)
     weight = T.switch(valid, weight, np.nan)
+    if positive:
+        return weight, finite, finite
     if not skip_nonfinite:
         return weight, T.neq(weight, 0), None
     contributes = T.and_(T.gt(weight, 0), finite)
@@ -730,12 +737,12 @@ def _gated(window, rule, means, N, gate):
     if now.weight is not now.calls:
         weighs = T.neq(now.weight, 0)
         updated = T.and_(boundary, weighs)
-        new = [T.switch(weighs, *pair) for pair in zip(new, rule)]
+        new = _switched(T, weighs, new, rule)
 
     emptied = _reset(window, means)
     totals = [window.pairs[held] for held in emptied]
     if gate == "switch":
-        gated = [T.switch(boundary, *pair) for pair in zip(new, rule)]
+        gated = _switched(T, boundary, new, rule)
         gated += [_emptied(T, total, boundary) for total in totals]
     else:
         # The then branch is passed through, the else branch is copied.
@@ -748,6 +755,18 @@ def _gated(window, rule, means, N, gate):
     if window.skipped is not None:
         updates[window.skipped] = _skipped_after(window)
     return updated, updates
+
+
+def _switched(T, condition, new, rule):
+    """Select new values where a condition holds, or the old ones."""
+    for variable in rule:
+        if not hasattr(variable, "broadcastable"):
+            raise ValueError(
+                '`gate` must be "lazy", and `weight` left out, for a rule '
+                f"that updates more than tensors, got {_name(variable)}. "
+                "Pass them so, or take lasagne_accum.function."
+            )
+    return [T.switch(condition, *pair) for pair in zip(new, rule)]
 
 
 def _counter_dtype(N):
@@ -796,6 +815,11 @@ def _checked_params(params, *others):
                 f"as element {i}. Pass the shared variables it is made of; "
                 "lasagne.utils.collect_shared_vars finds them."
             )
+        if not hasattr(param, "broadcastable"):
+            raise TypeError(
+                f"`params` must be dense, got {_name(param)} of {param.type}. "
+                "Pass a dense one, or the values of a theano.sparse.CSR."
+            )
         if param.dtype not in _FLOAT_DTYPES:
             raise ValueError(
                 "`params` must have floating-point dtypes, got "
@@ -821,7 +845,12 @@ def _check_gate(gate):
 
 def _checked_N(backend, N):
     if isinstance(N, numbers.Integral) and not isinstance(N, bool) and N > 0:
-        return int(N)
+        if N < 2**63:
+            return int(N)
+        raise ValueError(
+            f"`N` must be at most 2**63 - 1, got {N}. Pass that for windows "
+            "that `flush` alone completes."
+        )
     if backend.is_symbolic(N):
         if N.ndim == 0 and np.dtype(N.dtype).kind in "iu":
             return N
@@ -848,13 +877,28 @@ def _check_in_place(backend, N, options):
             )
 
 
-def _checked_weight(backend, weight):
+def _weight_range(sums):
+    """Give the least and largest weight that all dtypes of sums can hold."""
+    dtypes = {"float64", *(total.dtype for total in sums)}
+    narrow = [np.finfo(dtype) for dtype in dtypes]
+    low, high = max(n.tiny for n in narrow), min(n.max for n in narrow)
+    return float(low), float(high)
+
+
+def _checked_weight(backend, weight, sums):
     if backend.is_symbolic(weight):
         if weight.ndim == 0:
             return weight.astype("float64")
         weight = weight.type
     elif isinstance(weight, numbers.Real) and 0 <= weight < np.inf:
-        return backend.tensor.constant(weight, dtype="float64")
+        low, high = _weight_range(sums)
+        if weight == 0 or low <= weight <= high:
+            return backend.tensor.constant(weight, dtype="float64")
+        raise ValueError(
+            f"`weight` must be 0 or from {low:.3g} to {high:.3g} in the "
+            f"accumulators' dtypes, got {weight!r}. Scale it, or pass "
+            'accumulator_dtype="float64".'
+        )
     error = ValueError if isinstance(weight, numbers.Real) else TypeError
     raise error(
         "`weight` must be a finite number from 0 up or a symbolic scalar, "
@@ -889,28 +933,53 @@ def _checked_grads(backend, loss_or_grads, params):
 
 def _running_averages(backend, grads, loss_or_grads, layers):
     """Find what a loss moves of the parameters that layers hold."""
-    held = [param.container for layer in layers for param in layer.params]
+    try:
+        held = [param for layer in layers for param in layer.params]
+    except (AttributeError, TypeError) as error:
+        raise TypeError(
+            f"`statistics` must be a list of layers, got {layers!r}. Pass "
+            "such as lasagne.layers.get_all_layers gives."
+        ) from error
     losses = (
         [] if isinstance(loss_or_grads, (list, tuple)) else [loss_or_grads]
     )
-    averages = [
-        variable
-        for variable in backend.self_updating([*losses, *grads])
-        if any(variable.container is container for container in held)
-    ]
+    averages = _sharing(backend.self_updating([*losses, *grads]), held)
     if layers and not averages:
         raise ValueError(
             "`statistics` must have layers whose running averages the loss "
             f"moves, got {layers} with none. Pass those that made the loss, "
             "not deterministic, or leave it out."
         )
+    for i, average in enumerate(averages):
+        # Theano would write the one in place while it reads the other.
+        if _sharing(averages[:i], [average]):
+            raise ValueError(
+                "`statistics` must have layers that the loss uses once, got "
+                f"{_name(average)} moved by two uses. Join their inputs, or "
+                "pass batch_norm_update_averages=False to one get_output."
+            )
     return averages
+
+
+def _sharing(variables, others):
+    """Take the variables that have their values in common with others."""
+    held = [getattr(other, "container", None) for other in others]
+    return [v for v in variables if any(v.container is c for c in held)]
 
 
 def _once_each(name, updates):
     """Make a dictionary of updates; refuse two of the same variable."""
-    pairs = list(getattr(updates, "items", lambda: updates)())
-    once = OrderedDict(pairs)
+    try:
+        pairs = list(getattr(updates, "items", lambda: updates)())
+        once = OrderedDict(pairs)
+    except (TypeError, ValueError):
+        once = {None: None}
+    if not all(hasattr(variable, "get_value") for variable in once):
+        raise TypeError(
+            f"`{name}` must give shared variables their updates, in a "
+            f"dictionary or list of pairs, got {updates!r}. See "
+            "lasagne.updates for examples."
+        )
     if len(once) < len(pairs):
         variables = [variable for variable, _ in pairs]
         twice = next(v for v in once if variables.count(v) > 1)

@@ -32,6 +32,7 @@ from .accumulation import (
     _once_each,
     _open_window,
     _reset,
+    _sharing,
     _skipped_count,
 )
 
@@ -99,13 +100,16 @@ def function(
         of the parameter, float32 for float16.
     statistics : list of layers, optional
         The layers whose running averages move once for each window, as in
-        :func:`with_accumulated_gradients`. Defaults to none.
+        :func:`with_accumulated_gradients`, whatever `outputs` are. Defaults
+        to none.
     microbatch : int or "auto", optional
         Split what a call gets along the leading axis of its inputs into
         pieces of at most so many samples, and compute one after the other:
         the gradients are averaged, weighted by length or by the `weight` of
-        each piece, scalar outputs too, and all other outputs are joined
-        along their leading axis. Inputs without a batch axis (scalars, and
+        each piece (all equally by a number), scalar outputs too, and all
+        other outputs are joined along their leading axis. That must have a
+        row for each sample; one that is as long as every piece by chance
+        can't be told from it. Inputs without a batch axis (scalars, and
         those whose leading axis is broadcastable) go whole to every piece.
         "auto" starts from the whole batch and halves the pieces whenever
         memory runs out. Defaults to no splitting.
@@ -285,34 +289,44 @@ def _compiled(
     givens = backend.used(
         settings["givens"], [*outputs, *extra, *collected.values()]
     )
+    moving = backend.self_updating(
+        [*collected.values(), *outputs, *givens.values()]
+    )
+    # Another output of a network moves its averages by other variables.
+    frozen = _sharing(moving, window.averages)
+    moving = [v for v in moving if v not in frozen]
     mode, name = settings["mode"], settings["name"]
     accumulate = backend.function(
         inputs,
         outputs + extra,
         updates=collected,
         givens=givens,
+        no_default_updates=frozen,
         mode=mode,
         name=name,
     )
     apply = backend.function(
         [], [], updates=applied, mode=mode, name=name and f"{name}_apply"
     )
-    moved = [
-        OrderedDict.fromkeys([*changed, *backend.self_updating(expressions)])
-        for changed, expressions in (
-            (applied, list(applied.values())),
-            (collected, [*collected.values(), *outputs, *givens.values()]),
-        )
-    ]
+    moved_by_rule = backend.self_updating(list(applied.values()))
     return AccumulatedFunction(
-        window, accumulate, apply, steps, N, single, carried, *moved
+        window,
+        accumulate,
+        apply,
+        steps,
+        N,
+        single,
+        carried,
+        OrderedDict.fromkeys([*applied, *moved_by_rule]),
+        OrderedDict.fromkeys([*collected, *moving]),
     )
 
 
 class AccumulatedFunction(state.Saved):  # numpydoc ignore=PR01
     """A training function that applies every Nth call.
 
-    It is made by :func:`function`, and called like a Theano function.
+    It is made by :func:`function`, and called like a Theano function, by one
+    thread at a time.
 
     Attributes
     ----------
@@ -542,7 +556,8 @@ class _Pieces:
     def length(self, args, kwargs):
         """Find the number of samples in a call."""
         arguments = [*enumerate(args), *kwargs.items()]
-        lengths = [len(value) for key, value in arguments if key in self._keys]
+        # A sparse one has no len.
+        lengths = [v.shape[0] for key, v in arguments if key in self._keys]
         if (
             len(lengths) != self._number
             or len(set(lengths)) != 1
@@ -600,15 +615,26 @@ class _Pieces:
                 )
             )
         weights = [result.pop() for result in results]
+        for values in zip(*results):
+            _check_rows(values, sizes)
         if len(results) == 1:
             return results[0]
-        return [_joined(values, weights, sizes) for values in zip(*results)]
+        return [_joined(values, weights) for values in zip(*results)]
 
     def _cut(self, piece, key, value):
         return value[piece] if key in self._keys else value
 
 
-def _joined(values, weights, sizes):
+def _check_rows(values, sizes):
+    if values[0].ndim and [value.shape[0] for value in values] != sizes:
+        raise ValueError(
+            "`outputs` must be scalars or have a row for each sample, got "
+            f"{[value.shape for value in values]} for pieces of {sizes} "
+            "samples. Compute such an output in a function of its own."
+        )
+
+
+def _joined(values, weights):
     """Average scalars by weight, join other outputs along their first axis."""
     if values[0].ndim == 0:
         values, weights = np.array(values), np.array(weights, "float64")
@@ -616,12 +642,6 @@ def _joined(values, weights, sizes):
         mean = np.dot(values[weighed], weights[weighed]) / weights.sum()
         floating = values.dtype.kind == "f"
         return np.asarray(mean, values.dtype if floating else "float64")
-    if [len(value) for value in values] != sizes:
-        raise ValueError(
-            "`outputs` must be scalars or have a row for each sample, got "
-            f"{[value.shape for value in values]} for pieces of {sizes} "
-            "samples. Compute such an output in a function of its own."
-        )
     return np.concatenate(values)
 
 
@@ -670,11 +690,7 @@ def _batch_inputs(inputs, microbatch):
             f"{microbatch!r}. Leave it out for no splitting."
         )
 
-    batch = [
-        i
-        for i, given in enumerate(inputs)
-        if _variable(given).broadcastable[:1] == (False,)
-    ]
+    batch = [i for i, given in enumerate(inputs) if _has_batch_axis(given)]
     if not batch:
         raise ValueError(
             "`inputs` must have one with a batch axis to split for "
@@ -682,6 +698,13 @@ def _batch_inputs(inputs, microbatch):
             "`microbatch` out."
         )
     return batch
+
+
+def _has_batch_axis(given):
+    variable = _variable(given)
+    # A sparse matrix is never broadcast.
+    sparse = [False] * getattr(variable, "ndim", 0)
+    return not all(getattr(variable, "broadcastable", sparse)[:1])
 
 
 def _with_values_carried(backend, rule, givens, further):

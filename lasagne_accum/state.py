@@ -19,7 +19,7 @@ _GENERATOR = np.dtype("S8192")
 class Saved:
     """What has a state: the values of its ``_state_variables()``."""
 
-    _any_shape = ()
+    _any_shape, _window = (), None
 
     def get_state(self):
         """Read all that training goes on from.
@@ -46,10 +46,19 @@ class Saved:
         Raises
         ------
         ValueError
-            If a name is missing or unknown, or a value's shape or dtype is
-            not that of its variable. Nothing is changed then.
+            If a name is missing or unknown, a value's shape or dtype is not
+            that of its variable, or the window would hold fewer than no
+            calls or weight. Nothing is changed then.
         """
-        restore(self._state_variables(), values, self._any_shape)
+        totals = self._window.held[1:] if self._window else ()
+        restore(self._state_variables(), values, self._any_shape, totals)
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError(
+            "`pickle` and `copy.deepcopy` must be given plain values, got an "
+            f"{type(self).__name__}. Give them what `get_state` returns, and "
+            "that to `set_state` of one made anew."
+        )
 
 
 def read(variables):
@@ -73,7 +82,7 @@ def read(variables):
     )
 
 
-def restore(variables, values, any_shape=()):
+def restore(variables, values, any_shape=(), from_zero=()):
     """Set shared variables to values that were read from them.
 
     Parameters
@@ -85,12 +94,16 @@ def restore(variables, values, any_shape=()):
     any_shape : collection of shared variables, optional
         Those of `variables` whose values may differ in shape from the ones
         that they have. Defaults to none.
+    from_zero : collection of shared variables, optional
+        Those of `variables` whose values must not be negative. Defaults to
+        none.
 
     Raises
     ------
     ValueError
-        If a name is missing or unknown, or a value's shape or dtype is not
-        that of its variable. Nothing is changed then.
+        If a name is missing or unknown, a value's shape or dtype is not that
+        of its variable, or it is negative where it must not be. Nothing is
+        changed then.
     """
     named = _named(variables)
     for name in sorted(set(named) ^ set(values)):
@@ -113,6 +126,12 @@ def restore(variables, values, any_shape=()):
                 f"gives here, got {new.dtype}{new.shape} for {name!r} of "
                 f"{old.dtype}{old.shape}. Restore into the same network, rule "
                 "and options."
+            )
+        # The weight is NaN after a bad one, rightly.
+        if variable in from_zero and new < 0:
+            raise ValueError(
+                "`values` must have counts and weights from 0 up, got "
+                f"{new} for {name!r}. Restore what `get_state` gave."
             )
 
     for name, variable in named.items():

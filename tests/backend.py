@@ -16,21 +16,33 @@ NAME = "pytensor" if MODULE.startswith("pymc.") else "theano"
 rules = importlib.import_module(MODULE)
 theano = importlib.import_module(NAME)
 T = importlib.import_module(f"{NAME}.tensor")
+sparse = importlib.import_module(f"{NAME}.sparse")
 
 if NAME == "theano":
     from theano.sandbox.rng_mrg import MRG_RandomStreams as Streams
+    from theano.tensor.shared_randomstreams import (
+        RandomStreams as NumpyStreams,
+    )
 else:
     from pytensor.tensor.random.utils import RandomStream
 
-    class Streams(RandomStream):
+    class Streams:
         """Random streams that are called like Theano's."""
 
+        def __init__(self, seed):
+            self._streams = RandomStream(seed)
+            self.state_updates = self._streams.state_updates
+
         def binomial(self, size, p, dtype):
-            return self.gen("binomial", 1, p, size=size).astype(dtype)
+            return self._streams.binomial(1, p, size=size).astype(dtype)
 
         def normal(self, size, dtype):
-            return self.gen("normal", size=size).astype(dtype)
+            return self._streams.normal(size=size).astype(dtype)
 
+        def updates(self):
+            return self._streams.updates()
+
+    NumpyStreams = Streams
 
 with_lasagne = MODULE.startswith("lasagne")
 lasagne_only = pytest.mark.skipif(not with_lasagne, reason="needs Lasagne")

@@ -73,7 +73,7 @@ MUTANTS = [
     # The gate.
     (
         "accumulation.py",
-        "gated = [T.switch(boundary, *pair) for pair in zip(new, rule)]",
+        "gated = _switched(T, boundary, new, rule)",
         "gated = [m if v not in window.params else "
         "T.switch(boundary, m, v) for m, v in zip(new, rule)]",
     ),
@@ -88,7 +88,7 @@ MUTANTS = [
     ),
     (
         "accumulation.py",
-        "        new = [T.switch(weighs, *pair) for pair in zip(new, rule)]\n",
+        "        new = _switched(T, weighs, new, rule)\n",
         "",
     ),
     # The sums and their mean.
@@ -147,11 +147,19 @@ MUTANTS = [
         "    weight = T.switch(valid, weight, np.nan)\n",
         "",
     ),
+    ("accumulation.py", "T.le(held.weight + weight, high)", "True"),
     (
         "accumulation.py",
-        "T.and_(T.ge(weight, 0), T.lt(weight, np.inf))",
-        "T.ge(weight, 0)",
+        "T.le(held.weight + weight, high)",
+        "T.le(weight, high)",
     ),
+    (
+        "accumulation.py",
+        "T.le(held.weight + weight, high)",
+        "T.lt(held.weight + weight, high)",
+    ),
+    ("accumulation.py", "T.ge(weight, low)", "T.ge(weight, 0)"),
+    ("accumulation.py", "T.ge(weight, low)", "T.gt(weight, low)"),
     (
         "accumulation.py",
         "T.or_(contributes, T.eq(weight, 0))",
@@ -215,6 +223,13 @@ MUTANTS = [
     ),
     ("function.py", "(steps, steps + 1)", "(steps, steps)"),
     ("function.py", "    collected.update(carried)\n", ""),
+    ("function.py", "        no_default_updates=frozen,\n", ""),
+    ("function.py", "if v not in frozen", ""),
+    (
+        "function.py",
+        "        for values in zip(*results):\n            _check_rows",
+        "        for values in zip(*results[1:]):\n            _check_rows",
+    ),
     ("function.py", "np.int8(counts)", "np.int8(1)"),
     ("function.py", "size = (size + 1) // 2", "size = size // 4 + 1"),
     (
@@ -255,6 +270,8 @@ MUTANTS = [
     ("updates.py", "T.maximum(v_max, updates[v])", "updates[v]"),
     # Saved state.
     ("state.py", "not fits or old.dtype != new.dtype", "not fits"),
+    ("state.py", "in from_zero and new < 0", "in from_zero and not new >= 0"),
+    ("state.py", "in from_zero and new < 0", "in from_zero and new < -1"),
     ("state.py", "set(named) ^ set(values)", "set(named) - set(values)"),
     ("state.py", "_array(variable.get_value())", "_array(variable.get_value(borrow=True))"),
     ("state.py", "[*names, \"unnamed\", \"file\"]", "[*names, \"unnamed\"]"),

@@ -20,7 +20,8 @@ from lasagne_accum import (
 import numpy as np
 import pytest
 import reference
-from backend import T, broadcast, rules, theano
+import scipy.sparse
+from backend import NumpyStreams, T, broadcast, rules, theano
 from numpy.testing import assert_allclose, assert_array_equal
 from test_equivalence import (
     RULES,
@@ -876,6 +877,79 @@ def test_impossible_weight_is_skipped_if_asked_for(weight, gate):
     assert (run.value(), run.updates.skipped) == (5, 1)
 
 
+# What float16 and float32 can't hold, and what only their sum can't.
+OUT_OF_RANGE = [
+    ("float32", [1e40]),
+    ("float32", [1e-50]),
+    ("float32", [1e-40]),
+    ("float32", [3e38, 3e38]),
+    ("float16", [40000, 40000]),
+    ("float16", [1e-5]),
+]
+
+
+@pytest.mark.parametrize(("dtype", "weights"), OUT_OF_RANGE)
+@pytest.mark.parametrize("N", [1, 2])
+def test_weight_out_of_range_is_as_an_impossible_one(N, dtype, weights, gate):
+    N = max(N, len(weights))
+    run = training(
+        N,
+        half_sgd,
+        [shared(0.5, "w", dtype)],
+        gate=gate,
+        weight=WEIGHT,
+        accumulator_dtype=dtype,
+    )
+    for weight in [1, *weights][-N:]:
+        run.call(0.5, weight)
+    assert np.isnan(run.value())
+    run.w.set_value(np.array(0.5, dtype))
+    for _ in range(N):
+        run.call(0.5, 16)
+    assert run.value() == 0
+
+
+@pytest.mark.parametrize(("dtype", "weights"), OUT_OF_RANGE)
+def test_weight_out_of_range_is_skipped_if_asked_for(dtype, weights, gate):
+    run = training(
+        2,
+        half_sgd,
+        [shared(0.5, "w", dtype)],
+        gate=gate,
+        weight=WEIGHT,
+        skip_nonfinite=True,
+        accumulator_dtype=dtype,
+    )
+    calls = [*weights, 16, 16]
+    assert [run.call(0.5, weight) for weight in calls][-2:] == (
+        [True, False] if len(weights) == 2 else [False, True]
+    )
+    assert (run.value(), run.updates.skipped) == (0, 1)
+
+
+@pytest.mark.parametrize("weight", [2.0**-14, 32752.0])
+def test_weight_at_the_limit_of_its_dtype_is_taken(weight, gate):
+    run = training(
+        2,
+        half_sgd,
+        [shared(0.5, "w", "float16")],
+        gate=gate,
+        weight=weight,
+        accumulator_dtype="float16",
+    )
+    for _ in range(2):
+        run.call(0.5)
+    assert run.value() == 0
+
+
+def test_limits_of_weights_are_those_of_the_narrowest_accumulator():
+    params = [shared(0, "v", "float64"), shared(0, "w", "float32")]
+    run = training(2, params=params, weight=WEIGHT)
+    run.call(1, 1, 1)
+    run.call(1, 1, 1e40)
+    assert np.isnan([param.get_value() for param in params]).all()
+
+
 def test_window_of_one_can_have_weights(gate):
     run = training(1, gate=gate, weight=WEIGHT)
     assert (run.updates.counter, run.updates.accumulators) == (None, [])
@@ -1158,6 +1232,38 @@ def test_rule_may_set_a_variable_to_a_number():
     assert done.get_value() == 1
 
 
+def noisy_sgd(grads, params):
+    """Add noise of a stream that moves with the rule alone."""
+    streams = NumpyStreams(1)
+    noise = streams.normal((), dtype="float64")
+    grads = rules.get_or_compute_grads(grads, params)
+    updates = sgd([grad + noise for grad in grads], params)
+    updates.update(streams.updates())
+    return updates
+
+
+def test_lazy_gate_holds_back_the_random_stream_of_a_rule():
+    run, plain = (training(N, noisy_sgd, gate="lazy") for N in (2, 1))
+    for g in (1, 3, 4, 6):
+        run.call(g)
+    for g in (2, 5):
+        plain.call(g)
+    assert run.value() == plain.value()
+
+
+@pytest.mark.parametrize(
+    "options", [{"gate": "switch"}, {"gate": "lazy", "weight": 2}]
+)
+def test_switch_refuses_the_random_stream_of_a_rule(options):
+    with refusal(
+        ValueError,
+        '`gate` must be "lazy", and `weight` left out, for a rule that '
+        "updates more than tensors, got <RandomStateType>. Pass them so, or "
+        "take lasagne_accum.function.",
+    ):
+        training(2, noisy_sgd, **options)
+
+
 def test_accumulated_rule_takes_the_arguments_of_its_rule():
     w = shared(10, "w")
     rule = accumulated(rules.momentum, 2)
@@ -1362,6 +1468,16 @@ def test_wrong_N_is_refused(N, error, got):
         build(N)
 
 
+def test_N_beyond_all_counters_is_refused():
+    build(2**63 - 1)
+    with refusal(
+        ValueError,
+        f"`N` must be at most 2**63 - 1, got {2**63}. Pass that for windows "
+        "that `flush` alone completes.",
+    ):
+        build(2**63)
+
+
 @pytest.mark.parametrize("gate", ["Lazy", None, True])
 def test_unknown_gate_is_refused(gate):
     with refusal(
@@ -1407,6 +1523,27 @@ def test_wrong_weight_is_refused(N, weight, error, got):
 
 
 @pytest.mark.parametrize(
+    ("dtype", "weight", "limits"),
+    [
+        ("float16", 70000, "6.1e-05 to 6.55e+04"),
+        ("float32", 1e40, "1.18e-38 to 3.4e+38"),
+        ("float32", 1e-50, "1.18e-38 to 3.4e+38"),
+        pytest.param("float64", 10**400, "2.23e-308 to 1.8e+308", id="huge"),
+    ],
+)
+@pytest.mark.parametrize("N", [1, 2])
+def test_weight_that_accumulators_cannot_hold_is_refused(
+    N, dtype, weight, limits
+):
+    with refusal(
+        ValueError,
+        f"`weight` must be 0 or from {limits} in the accumulators' dtypes, "
+        f'got {weight!r}. Scale it, or pass accumulator_dtype="float64".',
+    ):
+        build(N, weight=weight, accumulator_dtype=dtype)
+
+
+@pytest.mark.parametrize(
     "form",
     [
         lambda loss, params: with_accumulated_gradients(loss, params, 2, sgd),
@@ -1444,6 +1581,13 @@ def test_wrong_weight_is_refused(N, weight, error, got):
             ValueError,
             "`params` must contain each variable once, got w as elements 1 "
             "and 3. Pass it once.",
+        ),
+        (
+            lambda w: [w, theano.shared(scipy.sparse.eye(2, format="csr"))],
+            TypeError,
+            "`params` must be dense, got <Sparse[float64, csr]> of "
+            "Sparse[float64, csr]. Pass a dense one, or the values of a "
+            "theano.sparse.CSR.",
         ),
     ],
 )
@@ -1557,6 +1701,20 @@ def test_update_of_another_type_is_refused(N, variable, update, got):
         "parameters' dtype.",
     ):
         build(N, rule)
+
+
+@pytest.mark.parametrize("N", [1, 2])
+@pytest.mark.parametrize(
+    "returned", [None, 3, "ab", ["ab"], [1], {"w": 2}, [(shared(0), 1, 2)]]
+)
+def test_rule_that_returns_no_updates_is_refused(N, returned):
+    with refusal(
+        TypeError,
+        "`update_fn` must give shared variables their updates, in a "
+        f"dictionary or list of pairs, got {returned!r}. See "
+        "lasagne.updates for examples.",
+    ):
+        build(N, lambda grads, params: returned)
 
 
 def test_learning_rate_of_a_wider_dtype_is_refused():

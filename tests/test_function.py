@@ -12,7 +12,8 @@ import lasagne_accum
 import numpy as np
 import pytest
 import reference
-from backend import RULES, Streams, T, rules, theano
+import scipy.sparse
+from backend import RULES, Streams, T, rules, sparse, theano
 from numpy.testing import assert_allclose, assert_array_equal
 
 pytestmark = pytest.mark.usefixtures("fast_compile")
@@ -463,6 +464,15 @@ def test_givens_may_be_numbers():
     assert w.get_value() == -18
 
 
+def test_updates_that_are_none_are_refused():
+    for wrong in ("w", {"w": 1}):
+        assert refused(TypeError, collector, updates=wrong) == (
+            "`updates` must give shared variables their updates, in a "
+            f"dictionary or list of pairs, got {wrong!r}. See "
+            "lasagne.updates for examples."
+        )
+
+
 def test_a_missing_rule_is_refused():
     refused(TypeError, collector, update_fn=None)
 
@@ -564,6 +574,15 @@ def test_wrong_N_is_refused_when_made_and_when_set(wrong, error):
     train, _ = collector(N=3)
     assert refused(error, setattr, train, "N", wrong) == message
     assert train.N == 3
+
+
+def test_N_set_beyond_all_counters_is_refused():
+    train, _ = collector(N=2)
+    assert refused(ValueError, setattr, train, "N", 2**70) == (
+        f"`N` must be at most 2**63 - 1, got {2**70}. Pass that for windows "
+        "that `flush` alone completes."
+    )
+    assert train.N == 2
 
 
 def test_N_cannot_be_set_to_a_symbolic_one():
@@ -689,6 +708,13 @@ def test_a_bad_weight_is_skipped_with_skip_nonfinite(bad):
     assert (train.skipped, train.pending) == (1, 1)
     train([5, 5], 3)
     assert_array_equal(w.get_value(), [-4, -4])
+
+
+def test_more_samples_than_the_dtype_can_count_are_a_bad_call():
+    train, w = splitter(40000, N=2, accumulator_dtype="float16")
+    train(np.ones((40000, 2)))
+    train(np.ones((40000, 2)))
+    assert np.isnan(w.get_value()).all()
 
 
 # -- Bad micro-batches, dtypes --------------------------------------------
@@ -965,6 +991,18 @@ def test_a_state_that_does_not_fit_is_refused_whole():
     assert_same_state(train.get_state(), before)
 
 
+def test_a_state_of_fewer_than_no_calls_is_refused_whole():
+    train, _ = collector(N=2)
+    train([1, 2])
+    before = train.get_state()
+    wrong = dict(before, w=np.ones(2), window_counter=np.array(-1))
+    assert refused(ValueError, train.set_state, wrong) == (
+        "`values` must have counts and weights from 0 up, got -1 for "
+        "'window_counter'. Restore what `get_state` gave."
+    )
+    assert_same_state(train.get_state(), before)
+
+
 # -- microbatch -----------------------------------------------------------
 
 
@@ -1094,13 +1132,14 @@ def test_an_output_without_a_row_for_each_sample_is_refused():
     train([[1, 1], [2, 2]])
     before = train.get_state()
 
-    message = refused(ValueError, train, np.ones((5, 2)))
-
-    assert message == (
-        "`outputs` must be scalars or have a row for each sample, got "
-        "[(2,), (2,), (2,)] for pieces of [2, 2, 1] samples. Compute such an "
-        "output in a function of its own."
-    )
+    for length, got in (
+        (5, "[(2,), (2,), (2,)] for pieces of [2, 2, 1]"),
+        (1, "[(2,)] for pieces of [1]"),
+    ):
+        assert refused(ValueError, train, np.ones((length, 2))) == (
+            "`outputs` must be scalars or have a row for each sample, got "
+            f"{got} samples. Compute such an output in a function of its own."
+        )
     assert train.pending == 0
     assert_same_state(train.get_state(), before)
 
@@ -1141,6 +1180,29 @@ def test_microbatch_needs_a_batch_axis():
         "`inputs` must have one with a batch axis to split for `microbatch`, "
         "got [i, row]. Pass the batch itself, or leave `microbatch` out."
     )
+
+
+@pytest.mark.parametrize("kind", ["csr_matrix", "csc_matrix"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_sparse_inputs_are_split_too(kind, weighted):
+    x = sparse.matrix(kind[:3], dtype="float64")
+    w, y = theano.shared(np.ones(3), "w"), T.dvector("y")
+    product = sparse.structured_dot(x, w.dimshuffle(0, "x"))
+    errors = product.flatten() - y
+    train = lasagne_accum.function(
+        [x, y], [errors, errors.mean()], (errors**2).mean() / 2, [w],
+        update_fn=sgd, learning_rate=1.0, microbatch=2,
+        weight=y.shape[0] if weighted else None,
+    )  # fmt: skip
+    rows = np.array([[1, 0, 0], [0, 2, 0], [0, 0, 3], [4, 0, 0], [0, 0, 5.0]])
+    targets = np.arange(5.0)
+
+    each, mean = train(getattr(scipy.sparse, kind)(rows), targets)
+
+    expected = rows.sum(axis=1) - targets
+    assert_allclose(each, expected)
+    assert_allclose(mean, expected.mean())
+    assert_allclose(w.get_value(), 1 - rows.T.dot(expected) / 5)
 
 
 def test_inputs_in_theanos_wrapper_are_split_by_its_name():

@@ -1,13 +1,15 @@
 """Saved state: what it holds, and that training goes on from it."""
 
+import copy
+import pickle
 from collections import OrderedDict
 from types import SimpleNamespace
 
-from lasagne_accum import state, with_accumulated_gradients
+from lasagne_accum import function, state, with_accumulated_gradients
 
 import numpy as np
 import pytest
-from backend import Streams, T, rules, theano, theano_only
+from backend import NumpyStreams, Streams, T, rules, theano
 from numpy.testing import assert_array_equal
 from test_accumulation import adam, bits, refusal, shared
 
@@ -97,12 +99,9 @@ def test_dropout_goes_on_with_the_same_masks(gate):
         assert run(other, range(offset, CALLS)) == losses[offset:]
 
 
-@theano_only
 def test_masks_of_numpy_streams_go_on_too():
-    from theano.tensor.shared_randomstreams import RandomStreams
-
-    net = network(streams=RandomStreams(1))
-    other = network(streams=RandomStreams(2))
+    net = network(streams=NumpyStreams(1))
+    other = network(streams=NumpyStreams(2))
     run(net, range(4))
     other.updates.set_state(net.updates.get_state())
     assert run(other, range(4, CALLS)) == run(net, range(4, CALLS))
@@ -191,6 +190,23 @@ def test_state_holds_what_was_added_to_the_updates():
     net, calls = network(), shared(7, "calls")
     net.updates[calls] = calls + 1
     assert net.updates.get_state()["calls"] == 7
+
+
+@pytest.mark.parametrize("form", ["dictionary", "function"])
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.deepcopy])
+def test_state_is_what_to_pickle_and_copy(form, copied):
+    w = shared(1, "w")
+    trained = with_accumulated_gradients(w**2, [w], 2, adam)
+    if form == "function":
+        trained = function([], None, w**2, [w], 2, adam)
+    with refusal(
+        TypeError,
+        "`pickle` and `copy.deepcopy` must be given plain values, got an "
+        f"{type(trained).__name__}. Give them what `get_state` returns, and "
+        "that to `set_state` of one made anew.",
+    ):
+        copied(trained)
+    copied(trained.get_state())
 
 
 def test_state_is_a_copy():
@@ -302,6 +318,30 @@ def test_state_that_does_not_fit_is_refused_whole(change, text):
     with refusal(ValueError, text):
         net.updates.set_state(saved)
     assert bits(net.updates) == before
+
+
+@pytest.mark.parametrize("name", ["window_counter", "window_weight"])
+def test_window_of_fewer_than_no_calls_is_refused_whole(name):
+    net = network(weight=True)
+    saved = net.updates.get_state()
+    run(net, range(2))
+    before = bits(net.updates)
+    saved[name] -= 1
+    with refusal(
+        ValueError,
+        f"`values` must have counts and weights from 0 up, got {saved[name]} "
+        f"for {name!r}. Restore what `get_state` gave.",
+    ):
+        net.updates.set_state(saved)
+    assert bits(net.updates) == before
+
+
+def test_window_of_a_bad_weight_goes_on_from_a_state():
+    net, other = network(weight=True), network(weight=True)
+    net.train(np.ones((4, 2)), -1)
+    other.updates.set_state(net.updates.get_state())
+    assert bits(other.updates) == bits(net.updates)
+    assert np.isnan(other.updates.get_state()["window_weight"])
 
 
 def test_state_of_another_rule_is_refused():

@@ -1,5 +1,6 @@
 """Running averages move once for each window, where that is asked for."""
 
+import functools
 import re
 
 import lasagne_accum
@@ -174,6 +175,55 @@ def test_by_hand_reset_moves_the_averages_but_not_for_nothing(net):
     np.testing.assert_allclose(norm.mean.get_value(), expected, **CLOSE)
 
 
+@pytest.mark.parametrize("microbatch", [None, 2])
+@pytest.mark.parametrize("place", ["outputs", "updates", "givens"])
+def test_the_same_network_used_again_moves_no_average(place, microbatch, net):
+    x, norm, layers, loss, params = net
+    again, total = get_output(layers[-1]).sum(), T.dscalar("total")
+    seen = theano.shared(0.0, "seen")
+    uses = {
+        "outputs": {"outputs": [again, loss]},
+        "updates": {"outputs": [loss], "updates": {seen: again}},
+        "givens": {"outputs": [total, loss], "givens": {total: again}},
+    }
+    train = lasagne_accum.function(
+        [x], loss_or_grads=loss, params=params, N=3,
+        statistics=layers, microbatch=microbatch, **uses[place], **RULE,
+    )  # fmt: skip
+
+    for i in (0, 4):
+        train(X[i : i + 4])
+        np.testing.assert_array_equal(norm.mean.get_value(), [0, 0])
+    train(X[8:])
+
+    size = microbatch or 4
+    means = [X[i : i + size].mean(0) for i in range(0, 12, size)]
+    np.testing.assert_allclose(norm.mean.get_value(), moved(means), **CLOSE)
+
+
+def test_a_state_holds_an_average_once_however_often_it_is_used(net):
+    x, _, layers, loss, params = net
+    make = functools.partial(
+        lasagne_accum.function, [x], loss_or_grads=loss, params=params,
+        statistics=layers, **RULE,
+    )  # fmt: skip
+    once, twice = (
+        make(outputs=outputs).get_state()
+        for outputs in (loss, get_output(layers[-1]))
+    )
+    assert list(once) == list(twice)
+
+
+def test_layers_may_have_parameters_that_are_expressions(net):
+    _, norm, _, loss, params = net
+    layer = Layer(norm)
+    layer.params[2 * params[0]] = set()
+    updates = lasagne_accum.with_accumulated_gradients(
+        loss, params, 3, statistics=[layer, norm], **RULE
+    )
+    assert norm.mean.container in [v.container for v in updates]
+
+
 def test_without_statistics_averages_move_on_each_call(net):
     x, norm, _, loss, params = net
     updates = lasagne_accum.with_accumulated_gradients(loss, params, 3, **RULE)
@@ -197,6 +247,37 @@ def test_averages_are_found_in_a_list_of_gradients(net):
 
     np.testing.assert_array_equal(norm.mean.get_value(), [0, 0])
     assert len(updates.accumulators) == len(params)
+
+
+@pytest.mark.parametrize("wrong", [lambda layers: layers[1], "ab", None])
+def test_statistics_that_are_no_layers_are_refused(wrong, net):
+    _, _, layers, loss, params = net
+    wrong = wrong(layers) if callable(wrong) else wrong
+    message = (
+        f"`statistics` must be a list of layers, got {wrong!r}. Pass such as "
+        "lasagne.layers.get_all_layers gives."
+    )
+
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        lasagne_accum.with_accumulated_gradients(
+            loss, params, 3, statistics=wrong, **RULE
+        )
+
+
+def test_layers_that_the_loss_uses_twice_are_refused(net):
+    x, norm, layers, loss, params = net
+    norm.mean.name = norm.inv_std.name = "average"
+    again = get_output(layers[-1], x + 1).mean()
+    message = (
+        "`statistics` must have layers that the loss uses once, got average "
+        "moved by two uses. Join their inputs, or pass "
+        "batch_norm_update_averages=False to one get_output."
+    )
+
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        lasagne_accum.with_accumulated_gradients(
+            loss + again, params, 3, statistics=layers, **RULE
+        )
 
 
 def test_layers_without_averages_are_refused(net):
