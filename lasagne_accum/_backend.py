@@ -41,6 +41,13 @@ def _find_owners(values, owned):
                 owned.setdefault(name, value)
 
 
+def as_update(variable, update):
+    """Make an update of its variable's type, as far as functions would."""
+    # Types that state shapes are refined for it, others must be the same.
+    states_shape = isinstance(getattr(variable.type, "shape", None), tuple)
+    return variable.type.filter_variable(update, allow_convert=states_shape)
+
+
 class Backend:
     """What the package needs of one of them, by the name of its module."""
 
@@ -67,13 +74,13 @@ class Backend:
         self.clone = first(
             "graph.replace.clone_replace", "clone_replace", "clone"
         )
-        self.random_streams = first(
-            "tensor.random.utils.RandomStream",
-            "sandbox.rng_mrg.MRG_RandomStream",
-            "sandbox.rng_mrg.MRG_RandomStreams",
-        )
         self.tensor = importlib.import_module(f"{name}.tensor")
         self.shared, self.function = self._root.shared, self._root.function
+
+    def random_streams(self, seed):
+        """Make random streams for every device that Theano runs on."""
+        mrg = "sandbox.rng_mrg.MRG_RandomStream"
+        return _first(self._name, mrg, f"{mrg}s")(seed)
 
     def grad(self, loss, params):
         """Differentiate; name a parameter that the loss does not use."""

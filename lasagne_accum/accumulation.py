@@ -605,7 +605,10 @@ def _screened(backend, grads, held, weight, positive, skip_nonfinite):
     if weight is None:
         return None, finite, finite
 
-    low, high = _weight_range(held.sums)
+    low, high = (
+        T.constant(limit, dtype="float64")
+        for limit in _weight_range(held.sums)
+    )
     valid = T.le(held.weight + weight, high)
     valid = T.and_(T.or_(T.eq(weight, 0), T.ge(weight, low)), valid)
     weight = T.switch(valid, weight, np.nan)
@@ -892,7 +895,7 @@ def _checked_weight(backend, weight, sums):
         weight = weight.type
     elif isinstance(weight, numbers.Real) and 0 <= weight < np.inf:
         low, high = _weight_range(sums)
-        if weight == 0 or low <= weight <= high:
+        if weight == 0 or low <= float(weight) <= high:
             return backend.tensor.constant(weight, dtype="float64")
         raise ValueError(
             f"`weight` must be 0 or from {low:.3g} to {high:.3g} in the "
@@ -995,9 +998,7 @@ def _checked_updates(update_fn, *args, **kw):
     updates = _once_each("update_fn", update_fn(*args, **kw))
     for variable, update in updates.items():
         try:
-            updates[variable] = variable.type.filter_variable(
-                update, allow_convert=False
-            )
+            updates[variable] = _backend.as_update(variable, update)
         except TypeError as error:
             raise TypeError(
                 "`update_fn` must return updates of their variables' types, "

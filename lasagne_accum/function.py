@@ -301,7 +301,7 @@ def _compiled(
         outputs + extra,
         updates=collected,
         givens=givens,
-        no_default_updates=frozen,
+        **({"no_default_updates": frozen} if frozen else {}),
         mode=mode,
         name=name,
     )
@@ -639,7 +639,8 @@ def _joined(values, weights):
     if values[0].ndim == 0:
         values, weights = np.array(values), np.array(weights, "float64")
         weighed = weights != 0
-        mean = np.dot(values[weighed], weights[weighed]) / weights.sum()
+        with np.errstate(invalid="ignore"):  # Of no weight, it is NaN.
+            mean = np.dot(values[weighed], weights[weighed]) / weights.sum()
         floating = values.dtype.kind == "f"
         return np.asarray(mean, values.dtype if floating else "float64")
     return np.concatenate(values)

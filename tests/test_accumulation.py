@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import reference
 import scipy.sparse
-from backend import NumpyStreams, T, broadcast, rules, theano
+from backend import NumpyStreams, T, broadcast, rules, theano, theano_only
 from numpy.testing import assert_allclose, assert_array_equal
 from test_equivalence import (
     RULES,
@@ -509,6 +509,7 @@ def test_flush_keeps_the_rest_of_the_dictionary():
     assert (float(w.get_value()), float(calls.get_value())) == (7, 1)
 
 
+@theano_only
 @pytest.mark.parametrize("name", ["rate", None])
 def test_flush_refuses_a_rule_that_needs_an_input(name):
     w, rate = shared(10, "w"), T.dscalar(name)
@@ -1163,6 +1164,7 @@ def test_gradient_may_be_a_constant():
     assert w.get_value() == 8
 
 
+@theano_only
 def test_sparse_gradients_of_an_embedding_are_accumulated(gate):
     table, rows = shared(np.zeros((4, 2)), "table"), T.lvector()
     loss = (theano.sparse_grad(table[rows]) * [[1, 2]]).sum()
@@ -1176,6 +1178,7 @@ def test_sparse_gradients_of_an_embedding_are_accumulated(gate):
     )
 
 
+@theano_only
 @pytest.mark.parametrize(
     "options", [{}, {"skip_nonfinite": True, "weight": 2}]
 )
@@ -1251,6 +1254,7 @@ def test_lazy_gate_holds_back_the_random_stream_of_a_rule():
     assert run.value() == plain.value()
 
 
+@theano_only
 @pytest.mark.parametrize(
     "options", [{"gate": "switch"}, {"gate": "lazy", "weight": 2}]
 )
@@ -1421,6 +1425,7 @@ def test_counter_of_two_functions_takes_any_number_of_calls():
     assert dtypes == {"w_accumulator": "float64", "window_counter": "int64"}
 
 
+@theano_only
 def test_two_functions_sum_sparse_gradients():
     table, rows = shared(np.zeros((3, 2)), "table"), T.lvector()
     loss = theano.sparse_grad(table[rows]).sum()
@@ -1439,6 +1444,7 @@ def build(N=2, update_fn=sgd, **options):
     return with_accumulated_gradients(w**2, [w], N, update_fn, **options)
 
 
+@theano_only
 @pytest.mark.parametrize(
     ("N", "error", "got"),
     [
@@ -1498,6 +1504,7 @@ def test_unknown_accumulator_dtype_is_refused(dtype):
         build(accumulator_dtype=dtype)
 
 
+@theano_only
 @pytest.mark.parametrize(
     ("weight", "error", "got"),
     [
@@ -1543,6 +1550,7 @@ def test_weight_that_accumulators_cannot_hold_is_refused(
         build(N, weight=weight, accumulator_dtype=dtype)
 
 
+@theano_only
 @pytest.mark.parametrize(
     "form",
     [
@@ -1608,6 +1616,7 @@ def test_wrong_number_of_gradients_is_refused(count):
         with_accumulated_gradients(grads, params, 2, sgd)
 
 
+@theano_only
 @pytest.mark.parametrize(
     ("param", "grad", "types"),
     [
@@ -1658,6 +1667,7 @@ def test_loss_that_is_no_scalar_gives_the_error_of_lasagne():
     assert errors[0] == errors[1] == errors[2]
 
 
+@theano_only
 @pytest.mark.parametrize("N", [1, 2])
 @pytest.mark.parametrize(
     ("variable", "update", "got"),
@@ -1717,6 +1727,7 @@ def test_rule_that_returns_no_updates_is_refused(N, returned):
         build(N, lambda grads, params: returned)
 
 
+@theano_only
 def test_learning_rate_of_a_wider_dtype_is_refused():
     w, rate = shared(1, "w", "float32"), shared(1, dtype="float64")
     with refusal(

@@ -13,7 +13,16 @@ import numpy as np
 import pytest
 import reference
 import scipy.sparse
-from backend import RULES, Streams, T, rules, sparse, theano
+from backend import (
+    RULES,
+    Streams,
+    T,
+    lasagne_only,
+    rules,
+    sparse,
+    theano,
+    theano_only,
+)
 from numpy.testing import assert_allclose, assert_array_equal
 
 pytestmark = pytest.mark.usefixtures("fast_compile")
@@ -429,6 +438,7 @@ def test_a_carried_value_of_another_kind_is_refused_before_all_else():
     assert_array_equal(w.get_value(), [-2, -2])
 
 
+@theano_only
 def test_a_batch_left_to_its_default_is_refused():
     w, x, y = theano.shared(0.0, "w"), T.dvector("x"), T.dvector("y")
     train = lasagne_accum.function(
@@ -857,6 +867,7 @@ def in_place(N, **kw):
     return collector(N, momentum, 0.25, **options)
 
 
+@lasagne_only
 def test_gradients_in_the_velocity_make_the_steps_of_momentum():
     train, w = in_place(4)
     plain, v = collector(4, rules.momentum, 0.25, momentum=0.5)
@@ -871,6 +882,7 @@ def test_gradients_in_the_velocity_make_the_steps_of_momentum():
     assert "w_accumulator" not in train.get_state()
 
 
+@lasagne_only
 def test_a_window_in_the_velocity_is_neither_flushed_nor_resized():
     train, _ = in_place(2)
     assert train.flush() is False
@@ -1381,13 +1393,13 @@ def test_auto_halves_the_pieces_until_they_fit_and_remembers():
         loss, rows = whole(large, 1)
         expected += [float(loss), rows.tolist()]
 
-        limited(32)
+        limited(20)
         counts, states, params = [], [], []
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", RuntimeWarning)
             for batch in (small, large, large):
                 loss, rows = train(batch, WIDTH)
-                counts.append(float(count.get_value()))
+                counts.append(count.get_value().item())
                 states.append([train.pending, train.updated])
                 params.append(w.get_value().tolist())
         said = [
@@ -1429,7 +1441,7 @@ def test_auto_gives_up_when_one_sample_does_not_fit():
         """
         train(small, 4)
         before = train.get_state()
-        limited(32)
+        limited(20)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", RuntimeWarning)
             try:
@@ -1437,7 +1449,7 @@ def test_auto_gives_up_when_one_sample_does_not_fit():
             except MemoryError as raised:
                 error = "MemoryError"
             pending = train.pending
-            counted = float(count.get_value() - before["count"])
+            counted = (count.get_value() - before["count"]).item()
             state = train.get_state()
             kept = [
                 name for name in state
@@ -1473,6 +1485,7 @@ def test_a_rule_must_be_given():
     assert refused(TypeError, lasagne_accum.function, [], w, w, [w]) == message
 
 
+@lasagne_only
 def test_pieces_do_not_go_with_gradients_in_the_velocity():
     w, x = theano.shared(np.ones(2), "w"), T.dmatrix("x")
     message = (
