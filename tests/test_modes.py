@@ -7,7 +7,7 @@ import lasagne_accum
 
 import numpy as np
 import pytest
-from backend import RULES, T, rules, theano, theano_only
+from backend import NAME, RULES, T, rules, theano, theano_only
 
 MODES = {
     "FAST_RUN": lambda: "FAST_RUN",
@@ -19,6 +19,12 @@ MODES = {
     "py": lambda: theano.Mode("py", "fast_run"),
     "c|py": lambda: theano.Mode("c|py", "fast_run"),
 }
+if NAME == "pytensor":
+    MODES = {
+        "FAST_COMPILE": MODES["FAST_COMPILE"],
+        "cvm": MODES["cvm"],
+        "numba": lambda: "NUMBA",
+    }
 CALLS = np.random.RandomState(0).randn(6, 2, 3)
 
 
