@@ -308,17 +308,12 @@ def _compiled(
     apply = backend.function(
         [], [], updates=applied, mode=mode, name=name and f"{name}_apply"
     )
-    moved_by_rule = backend.self_updating(list(applied.values()))
+    moved = [
+        [*applied, *backend.self_updating(list(applied.values()))],
+        [*collected, *moving],
+    ]
     return AccumulatedFunction(
-        window,
-        accumulate,
-        apply,
-        steps,
-        N,
-        single,
-        carried,
-        OrderedDict.fromkeys([*applied, *moved_by_rule]),
-        OrderedDict.fromkeys([*collected, *moving]),
+        window, accumulate, apply, steps, N, single, carried, *moved
     )
 
 
