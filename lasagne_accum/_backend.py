@@ -4,6 +4,7 @@ That is Theano, Theano-PyMC, Aesara or PyTensor. Nothing is imported before
 the first variable is seen, so that ``import lasagne_accum`` costs nothing.
 """
 
+import contextlib
 import functools
 import gc
 import importlib
@@ -55,32 +56,31 @@ class Backend:
         self._name, self._root = name, importlib.import_module(name)
 
         # Where each of them has it, the newest first.
-        first = functools.partial(_first, name)
-        self._variable = first("graph.basic.Variable", "gof.Variable")
-        self._apply = first("graph.basic.Apply", "gof.Apply")
-        self._op = first("graph.op.Op", "gof.Op")
-        self._constant = first("graph.basic.Constant", "gof.Constant")
-        self._ancestors = first(
-            "graph.traversal.ancestors",
-            "graph.basic.ancestors",
-            "gof.graph.ancestors",
-        )
-        self._graph_inputs = first(
-            "graph.traversal.graph_inputs",
-            "graph.basic.graph_inputs",
-            "gof.graph.inputs",
-        )
-        self._ifelse = first("conditional.ifelse", "ifelse.ifelse")
-        self.clone = first(
-            "graph.replace.clone_replace", "clone_replace", "clone"
-        )
-        self.tensor = importlib.import_module(f"{name}.tensor")
+        graph = self._first("graph.traversal", "graph.basic", "gof.graph")
+        self._basic = self._first("graph.basic", "gof.graph")
+        self._op = self._first("graph.op", "gof.op").Op
+        self._ifelse = self._first("conditional", "ifelse").ifelse
+        self._ancestors = graph.ancestors
+        self._inputs = getattr(graph, "graph_inputs", None) or graph.inputs
+        self.clone = getattr(self._root, "clone", None)
+        if self.clone is None:
+            replace = self._first("graph.replace", "graph.basic")
+            self.clone = replace.clone_replace
+        self.tensor = self._first("tensor")
         self.shared, self.function = self._root.shared, self._root.function
+
+    def _first(self, *modules):
+        """Import the first of these that there is."""
+        for module in modules[:-1]:
+            with contextlib.suppress(ImportError):
+                return importlib.import_module(f"{self._name}.{module}")
+        return importlib.import_module(f"{self._name}.{modules[-1]}")
 
     def random_streams(self, seed):
         """Make random streams for every device that Theano runs on."""
-        mrg = "sandbox.rng_mrg.MRG_RandomStream"
-        return _first(self._name, mrg, f"{mrg}s")(seed)
+        mrg = self._first("sandbox.rng_mrg")
+        streams = getattr(mrg, "MRG_RandomStream", None)
+        return (streams or mrg.MRG_RandomStreams)(seed)
 
     def grad(self, loss, params):
         """Differentiate; name a parameter that the loss does not use."""
@@ -104,7 +104,7 @@ class Backend:
     def ifelse(self, condition, kept, applied):
         """Compute one of two lists, under linkers that can."""
         if self._name == "theano":
-            condition = _lazy_condition(self._op, self._apply)(condition)
+            condition = _lazy_condition(self._op, self._basic.Apply)(condition)
         return self._ifelse(condition, kept, applied)
 
     def is_shared(self, variable):
@@ -113,7 +113,7 @@ class Backend:
 
     def is_symbolic(self, value):
         """Say whether a value is a variable of a graph."""
-        return isinstance(value, self._variable)
+        return isinstance(value, self._basic.Variable)
 
     def zeros(self, dtype, name=None, like=None):
         """Make a shared scalar 0, or zeros of the shape of a shared `like`."""
@@ -199,7 +199,7 @@ class Backend:
         """List random streams and averages that move by being used."""
         return [
             v
-            for v in self._graph_inputs(expressions)
+            for v in self._inputs(expressions)
             if getattr(v, "default_update", None) is not None
             # PyMC moves its streams when it compiles.
             or (self.is_shared(v) and _is_generator(v.container.data))
@@ -228,8 +228,9 @@ class Backend:
         """List what a graph needs besides shared variables and constants."""
         return [
             v
-            for v in self._graph_inputs(expressions)
-            if not isinstance(v, self._constant) and not self.is_shared(v)
+            for v in self._inputs(expressions)
+            if not isinstance(v, self._basic.Constant)
+            and not self.is_shared(v)
         ]
 
 
@@ -249,17 +250,6 @@ def _is_on_gpu(variable):
 
 def _is_generator(value):
     return isinstance(value, np.random.Generator)
-
-
-def _first(root, *paths):
-    """Import the first of these that there is."""
-    for path in paths:
-        module, _, name = f"{root}.{path}".rpartition(".")
-        try:
-            return getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError):
-            continue
-    raise ImportError(f"None of {paths} is in {root}.")
 
 
 @functools.lru_cache(maxsize=None)

@@ -81,11 +81,6 @@ def test_without_a_variable_it_is_the_backend_that_was_imported():
     assert isinstance(_backend.of([3]).shared(1.0), type(theano.shared(1.0)))
 
 
-def test_what_no_version_has_is_named():
-    with pytest.raises(ImportError, match=r"('a.b', 'shared.c').* in " + NAME):
-        _backend._first(NAME, "a.b", "shared.c")
-
-
 # What the other backends have, where these tests run on Theano alone.
 
 
