@@ -1,11 +1,13 @@
 """
-Let Theano 1.0.5 import beside NumPy 1.22 and later, and Lasagne 0.1 on it.
+Let Theano import beside NumPy 1.22 and later, and Lasagne on it.
 
+That is Theano 1.0.5 or Theano-PyMC 1.1.2, and Lasagne 0.1 or 0.2.dev1.
 Importing this module is enough, as long as it comes before the first
 ``import theano``. It fills in what is missing and replaces nothing.
 
 - :func:`restore_blas_info`: the attribute on which ``import theano`` dies
-- :func:`offer_downsample`: the module on which ``import lasagne`` dies
+- :func:`watch_imports`: the module and, in Theano-PyMC, the names on which
+  ``import lasagne`` dies, supplied when they are asked for
 - :func:`skip_scan_extension`: the C helper on which ``theano.scan`` dies
 """
 
@@ -13,6 +15,7 @@ import importlib
 import importlib.machinery
 import importlib.util
 import sys
+import types
 import warnings
 
 
@@ -22,7 +25,7 @@ def repair():
         return
 
     restore_blas_info()
-    offer_downsample()
+    watch_imports()
     if sys.version_info >= (3, 11):
         skip_scan_extension()
 
@@ -42,16 +45,52 @@ def restore_blas_info():
     config.__dict__.setdefault("blas_opt_info", {})
 
 
-def offer_downsample():
-    """Supply ``theano.tensor.signal.downsample`` if Theano doesn't."""
+def watch_imports():
+    """Supply what Lasagne needs of Theano as soon as Lasagne needs it."""
     if not any(type(f).__module__ == __name__ for f in sys.meta_path):
-        # The last entry is only asked for what no other one finds.
+        # The first entry is asked for everything, before it is imported,
+        # the last one only for what no other finds.
+        sys.meta_path.insert(0, LasagneWatcher())
         sys.meta_path.append(DownsampleFinder())
 
 
 def skip_scan_extension():
     """Let ``theano.scan`` loop in Python: its C code needs Python < 3.11."""
     sys.modules.setdefault("theano.scan_module.scan_perform_ext", None)
+    # Where Theano-PyMC has it.
+    sys.modules.setdefault("theano.scan.scan_perform_ext", None)
+
+
+class LasagneWatcher:
+    """Import hook that finds nothing, but sees Lasagne come."""
+
+    def find_spec(self, fullname, path=None, target=None):
+        """Restore the names ahead of the first module that needs them."""
+        # By now Lasagne itself has imported Theano, or said that it can't.
+        if fullname == "lasagne.layers":
+            restore_names()
+
+
+def restore_names():
+    """Give what Theano-PyMC has renamed its old name too."""
+    rng_mrg = importlib.import_module("theano.sandbox.rng_mrg")
+    if not hasattr(rng_mrg, "MRG_RandomStream"):
+        return
+
+    theano = importlib.import_module("theano")
+    basic = importlib.import_module("theano.graph.basic")
+    gof = types.SimpleNamespace(
+        Apply=basic.Apply,
+        Constant=basic.Constant,
+        Variable=basic.Variable,
+        graph=types.SimpleNamespace(inputs=basic.graph_inputs),
+    )
+    for module, name, value in [
+        (rng_mrg, "MRG_RandomStreams", rng_mrg.MRG_RandomStream),
+        (theano, "Variable", basic.Variable),
+        (theano, "gof", gof),
+    ]:
+        module.__dict__.setdefault(name, value)
 
 
 class DownsampleFinder:

@@ -16,6 +16,26 @@ import pytest
 ROOT = Path(_compat.__file__).parents[1]
 DOWNSAMPLE = "theano.tensor.signal.downsample"
 SCAN_EXTENSION = "theano.scan_module.scan_perform_ext"
+ITS_NEW_PLACE = "theano.scan.scan_perform_ext"
+BOTH = ["LasagneWatcher", "DownsampleFinder"]
+# Of both packages, what has to do with the other, as files.
+THEANO_PYMC = {
+    "theano/__init__.py": "",
+    "theano/graph/__init__.py": "",
+    "theano/graph/basic.py": (
+        "Apply = Constant = None\n"
+        "Variable, graph_inputs = 'variable', 'inputs'"
+    ),
+    "theano/sandbox/__init__.py": "",
+    "theano/sandbox/rng_mrg.py": "MRG_RandomStream = 'streams'",
+    "lasagne/__init__.py": "import theano\nfrom . import layers",
+    "lasagne/layers.py": (
+        "import theano\n"
+        "from theano.sandbox.rng_mrg import MRG_RandomStreams\n"
+        "names = [MRG_RandomStreams, theano.Variable, theano.gof.Variable,\n"
+        "         theano.gof.graph.inputs]"
+    ),
+}
 DDOT = """
 extern "C" double ddot_(int *n, double *x, int *dx, double *y, int *dy) {
     double sum = 0;
@@ -40,11 +60,25 @@ def python(*args, **env):
 
 
 @pytest.fixture
+def theano():
+    """Give Theano or Theano-PyMC to a test that needs one."""
+    return pytest.importorskip("theano")
+
+
+@pytest.fixture
+def ldflags(theano):
+    """Name the option that tells Theano what BLAS to link."""
+    is_pymc = hasattr(theano.config, "blas__ldflags")
+    return "blas__ldflags" if is_pymc else "blas.ldflags"
+
+
+@pytest.fixture
 def bare_sys(monkeypatch):
-    """Show `_compat` an interpreter that has imported nothing."""
+    """Show `_compat` an interpreter with Theano that has imported nothing."""
     bare = types.SimpleNamespace(
         modules={}, meta_path=[], version_info=(3, 10)
     )
+    monkeypatch.setattr(importlib.util, "find_spec", "theano".__eq__)
     monkeypatch.setattr(_compat, "sys", bare)
     return bare
 
@@ -52,26 +86,51 @@ def bare_sys(monkeypatch):
 @pytest.fixture
 def blas_config(monkeypatch):
     """Return NumPy's build configuration without `blas_opt_info`."""
-    config = importlib.import_module("numpy.distutils.__config__")
+    config = pytest.importorskip("numpy.distutils.__config__")
     monkeypatch.delattr(config, "blas_opt_info", raising=False)
     return config
 
 
+@pytest.fixture
+def theano_pymc(monkeypatch):
+    """Put modules with the names of Theano-PyMC in the place of Theano's."""
+    modules = {
+        "theano": types.SimpleNamespace(),
+        "theano.sandbox.rng_mrg": types.SimpleNamespace(
+            MRG_RandomStream="streams"
+        ),
+        "theano.graph.basic": types.SimpleNamespace(
+            Apply="apply",
+            Constant="constant",
+            Variable="variable",
+            graph_inputs="inputs",
+        ),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return modules
+
+
 def finders(meta_path):
-    return [type(f).__name__ for f in meta_path].count("DownsampleFinder")
+    """List the names of this package's import hooks."""
+    return [
+        type(finder).__name__
+        for finder in meta_path
+        if type(finder).__module__ == _compat.__name__
+    ]
 
 
 # In a process of its own: order of imports, and the environment.
 
 
-def test_theano_and_lasagne_import_after_lasagne_accum():
+def test_theano_and_lasagne_import_after_lasagne_accum(theano):
     code = "import lasagne_accum, theano, lasagne; print(lasagne.__version__)"
     assert python("-c", code)[0].startswith("0.")
 
 
-def test_lasagne_imports_where_theano_came_first():
+def test_lasagne_imports_where_theano_came_first(ldflags):
     code = "import theano, lasagne_accum, lasagne; print(lasagne.__version__)"
-    out, _ = python("-c", code, THEANO_FLAGS="blas.ldflags=")
+    out, _ = python("-c", code, THEANO_FLAGS=f"{ldflags}=")
     assert out.startswith("0.")
 
 
@@ -116,12 +175,24 @@ def test_real_downsample_wins(tmp_path):
     assert out == str(package / "downsample.py")
 
 
+@pytest.mark.parametrize(
+    "first", ["lasagne_accum, theano", "theano, lasagne_accum"]
+)
+def test_lasagne_finds_old_names_in_theano_pymc(tmp_path, first):
+    for name, text in THEANO_PYMC.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    code = f"import {first}, lasagne; print(lasagne.layers.names)"
+    out, _ = python("-c", code, PYTHONPATH=tmp_path)
+    assert out == "['streams', 'variable', 'variable', 'inputs']"
+
+
 @pytest.mark.parametrize("where", ["THEANO_FLAGS", "THEANORC"])
-def test_users_own_ldflags_stay(tmp_path, where):
+def test_users_own_ldflags_stay(tmp_path, ldflags, where):
     rc = tmp_path / "theanorc"
     rc.write_text("[blas]\nldflags = -lm\n")
-    value = {"THEANO_FLAGS": "blas.ldflags=-lm", "THEANORC": rc}[where]
-    code = "import lasagne_accum, theano; print(theano.config.blas.ldflags)"
+    value = {"THEANO_FLAGS": f"{ldflags}=-lm", "THEANORC": rc}[where]
+    code = f"import lasagne_accum, theano; print(theano.config.{ldflags})"
     assert python("-c", code, **{where: value})[0] == "-lm"
 
 
@@ -129,19 +200,19 @@ def test_users_own_ldflags_stay(tmp_path, where):
     tuple(map(int, numpy.__version__.split(".")[:2])) < (1, 22),
     reason="this NumPy tells Theano what it was linked to itself",
 )
-def test_theano_links_a_blas_where_there_is_one(tmp_path):
+def test_theano_links_a_blas_where_there_is_one(tmp_path, ldflags):
     (tmp_path / "libopenblas.so").touch()
     (tmp_path / "blas.cc").write_text(DDOT)
     build = ["g++", "-shared", "-fPIC", "blas.cc", "-o", "libblas.so"]
     subprocess.run(build, cwd=str(tmp_path), check=True)
-    code = "import lasagne_accum, theano; print(theano.config.blas.ldflags)"
+    code = f"import lasagne_accum, theano; print(theano.config.{ldflags})"
     out, _ = python(
         "-c", code, LIBRARY_PATH=tmp_path, LD_LIBRARY_PATH=tmp_path
     )
     assert out == "-lblas"
 
 
-def test_theano_links_no_blas_where_there_is_none(tmp_path):
+def test_theano_links_no_blas_where_there_is_none(tmp_path, ldflags):
     program = 'extern "C" void ddot_(); int main() { ddot_(); }'
     command = [
         "g++",
@@ -155,7 +226,7 @@ def test_theano_links_no_blas_where_there_is_none(tmp_path):
     links = subprocess.run(
         command, input=program.encode(), stderr=subprocess.DEVNULL
     )
-    code = "import lasagne_accum, theano; print(theano.config.blas.ldflags)"
+    code = f"import lasagne_accum, theano; print(theano.config.{ldflags})"
     out, _ = python("-c", code)
     assert bool(out) is (links.returncode == 0)
 
@@ -166,12 +237,12 @@ def test_theano_links_no_blas_where_there_is_none(tmp_path):
 def test_repair_is_idempotent(bare_sys):
     _compat.repair()
     _compat.repair()
-    assert finders(bare_sys.meta_path) == 1
+    assert finders(bare_sys.meta_path) == BOTH
 
 
 def test_reloading_adds_no_second_finder():
     importlib.reload(_compat)
-    assert finders(sys.meta_path) == 1
+    assert finders(sys.meta_path) == BOTH
 
 
 def test_repair_does_nothing_without_theano(bare_sys, monkeypatch):
@@ -186,12 +257,16 @@ def test_repair_helps_a_theano_that_only_sys_modules_knows(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     bare_sys.modules["theano"] = object()
     _compat.repair()
-    assert finders(bare_sys.meta_path) == 1
+    assert finders(bare_sys.meta_path) == BOTH
 
 
 @pytest.mark.parametrize(
     ("version", "modules"),
-    [((3, 7), {}), ((3, 10), {}), ((3, 11), {SCAN_EXTENSION: None})],
+    [
+        ((3, 7), {}),
+        ((3, 10), {}),
+        ((3, 11), {SCAN_EXTENSION: None, ITS_NEW_PLACE: None}),
+    ],
 )
 def test_scan_extension_is_skipped_from_python_311_on(
     bare_sys, version, modules
@@ -201,10 +276,11 @@ def test_scan_extension_is_skipped_from_python_311_on(
     assert bare_sys.modules == modules
 
 
-def test_scan_extension_that_works_stays(bare_sys):
-    bare_sys.modules[SCAN_EXTENSION] = extension = object()
+@pytest.mark.parametrize("name", [SCAN_EXTENSION, ITS_NEW_PLACE])
+def test_scan_extension_that_works_stays(bare_sys, name):
+    bare_sys.modules[name] = extension = object()
     _compat.skip_scan_extension()
-    assert bare_sys.modules[SCAN_EXTENSION] is extension
+    assert bare_sys.modules[name] is extension
 
 
 def test_missing_blas_info_is_put_back_empty(blas_config):
@@ -225,9 +301,10 @@ def test_numpy_without_distutils_is_left_alone(blas_config, monkeypatch):
     assert not hasattr(blas_config, "blas_opt_info")
 
 
-def test_finder_comes_last(bare_sys):
+def test_watcher_comes_first_and_finder_last(bare_sys):
     bare_sys.meta_path.append(object())
-    _compat.offer_downsample()
+    _compat.watch_imports()
+    assert isinstance(bare_sys.meta_path[0], _compat.LasagneWatcher)
     assert isinstance(bare_sys.meta_path[-1], _compat.DownsampleFinder)
 
 
@@ -236,13 +313,43 @@ def test_finder_knows_no_other_module():
     assert finder.find_spec("theano.tensor.signal.pool") is None
 
 
+def test_watcher_restores_names_when_lasagne_imports_layers(theano_pymc):
+    watcher = _compat.LasagneWatcher()
+    assert watcher.find_spec("lasagne") is None
+    assert vars(theano_pymc["theano"]) == {}
+    assert watcher.find_spec("lasagne.layers") is None
+    assert theano_pymc["theano"].Variable == "variable"
+
+
+def test_theano_pymc_gets_the_old_names(theano_pymc):
+    _compat.restore_names()
+    theano, rng_mrg, _ = theano_pymc.values()
+    assert rng_mrg.MRG_RandomStreams == "streams"
+    assert theano.Variable == theano.gof.Variable == "variable"
+    assert theano.gof.Constant == "constant"
+    assert theano.gof.Apply == "apply"
+    assert theano.gof.graph.inputs == "inputs"
+
+
+def test_old_names_that_are_there_stay(theano_pymc):
+    theano, rng_mrg, _ = theano_pymc.values()
+    theano.Variable = theano.gof = rng_mrg.MRG_RandomStreams = "own"
+    _compat.restore_names()
+    assert theano.Variable == theano.gof == rng_mrg.MRG_RandomStreams == "own"
+
+
+def test_theano_1_0_gets_no_name(theano_pymc):
+    theano, rng_mrg, _ = theano_pymc.values()
+    del rng_mrg.MRG_RandomStream
+    _compat.restore_names()
+    assert (vars(theano), vars(rng_mrg)) == ({}, {})
+
+
 # What Theano and Lasagne compute through the repairs.
 
 
-def test_scan_gives_the_running_sum():
-    import theano
-    import theano.tensor as T
-
+def test_scan_gives_the_running_sum(theano):
+    T = theano.tensor
     x = T.vector()
     sums, updates = theano.scan(lambda x, total: total + x, x, T.zeros(()))
     run = theano.function([x], sums, updates=updates)
@@ -271,8 +378,7 @@ def test_scan_gives_the_running_sum():
         ),
     ],
 )
-def test_lasagne_pools_the_digits_0_to_15(options, pooled):
-    import theano
+def test_lasagne_pools_the_digits_0_to_15(theano, options, pooled):
     from lasagne.layers import InputLayer, MaxPool2DLayer, Pool2DLayer
 
     layer = Pool2DLayer if "mode" in options else MaxPool2DLayer
@@ -284,8 +390,32 @@ def test_lasagne_pools_the_digits_0_to_15(options, pooled):
     numpy.testing.assert_array_equal(run(digits), [[pooled]])
 
 
-def test_lasagne_pools_in_one_dimension():
-    import theano
+def test_lasagne_drops_values_out(theano, fast_compile):
+    from lasagne.layers import DropoutLayer, InputLayer
+
+    ones = theano.tensor.ones((100, 100))
+    dropped = DropoutLayer(InputLayer((100, 100)), 0.25).get_output_for(ones)
+    values = theano.function([], dropped)()
+    kept = numpy.asarray(1 / 0.75, values.dtype)
+    numpy.testing.assert_allclose(values[values != 0], kept)
+    assert 0.7 < numpy.mean(values != 0) < 0.8
+
+
+def test_lasagne_takes_a_variable_as_it_is(theano):
+    import lasagne.utils
+
+    x = theano.tensor.vector()
+    assert lasagne.utils.as_theano_expression(x) is x
+
+
+def test_inputs_of_a_graph_have_their_old_name(theano):
+    import lasagne  # noqa: F401 - names are restored on its behalf
+
+    x, y = theano.tensor.vectors("xy")
+    assert list(theano.gof.graph.inputs([x * y])) == [x, y]
+
+
+def test_lasagne_pools_in_one_dimension(theano):
     from lasagne.layers import InputLayer, MaxPool1DLayer
 
     rows = theano.tensor.tensor3()
@@ -296,9 +426,7 @@ def test_lasagne_pools_in_one_dimension():
     numpy.testing.assert_array_equal(run(row), [[[3, 6]]])
 
 
-def test_downsample_defaults_are_those_of_theano_0_7():
-    import theano
-
+def test_downsample_defaults_are_those_of_theano_0_7(theano):
     downsample = importlib.import_module(DOWNSAMPLE)
     images = theano.tensor.tensor4()
     run = theano.function([images], downsample.max_pool_2d(images, (3, 3)))

@@ -59,7 +59,9 @@ def net(monkeypatch):
     monkeypatch.setattr(theano.config, "floatX", "float64")
     lasagne.random.set_rng(np.random.RandomState(0))
     x = T.dmatrix("x")
-    norm = BatchNorm(InputLayer((None, 2), x))
+    # Lasagne 0.1 has none.
+    layer = getattr(lasagne.layers, "BatchNormLayer", BatchNorm)
+    norm = layer(InputLayer((None, 2), x))
     network = DenseLayer(norm, 3)
     loss = T.sqr(get_output(network)).mean()
     params = get_all_params(network, trainable=True)
