@@ -12,6 +12,7 @@ import sys
 from collections import OrderedDict
 
 import numpy as np
+from numpy.random import Generator
 
 NAMES = ("theano", "aesara", "pytensor")
 
@@ -62,10 +63,8 @@ class Backend:
         self._ifelse = self._first("conditional", "ifelse").ifelse
         self._ancestors = graph.ancestors
         self._inputs = getattr(graph, "graph_inputs", None) or graph.inputs
-        self.clone = getattr(self._root, "clone", None)
-        if self.clone is None:
-            replace = self._first("graph.replace", "graph.basic")
-            self.clone = replace.clone_replace
+        clones = self._first("graph.replace", "graph.basic", "gof.graph")
+        self.clone = getattr(self._root, "clone", None) or clones.clone_replace
         self.tensor = self._first("tensor")
         self.shared, self.function = self._root.shared, self._root.function
 
@@ -78,9 +77,7 @@ class Backend:
 
     def random_streams(self, seed):
         """Make random streams for every device that Theano runs on."""
-        mrg = self._first("sandbox.rng_mrg")
-        streams = getattr(mrg, "MRG_RandomStream", None)
-        return (streams or mrg.MRG_RandomStreams)(seed)
+        return self._first("sandbox.rng_mrg").MRG_RandomStreams(seed)
 
     def grad(self, loss, params):
         """Differentiate; name a parameter that the loss does not use."""
@@ -202,7 +199,7 @@ class Backend:
             for v in self._inputs(expressions)
             if getattr(v, "default_update", None) is not None
             # PyMC moves its streams when it compiles.
-            or (self.is_shared(v) and _is_generator(v.container.data))
+            or (self.is_shared(v) and isinstance(v.container.data, Generator))
         ]
 
     def free(self, function):
@@ -246,10 +243,6 @@ _FULL = (
 
 def _is_on_gpu(variable):
     return getattr(variable.type, "context_name", "cpu") != "cpu"
-
-
-def _is_generator(value):
-    return isinstance(value, np.random.Generator)
 
 
 @functools.lru_cache(maxsize=None)

@@ -780,13 +780,10 @@ def _counter_dtype(N):
     return "int64"
 
 
-_FLOAT_DTYPES = ("float16", "float32", "float64")
-
-
 def _accumulator_dtype(param, dtype):
     if dtype is None:
         return "float32" if param.dtype == "float16" else param.dtype
-    if dtype not in _FLOAT_DTYPES:
+    if dtype not in ("float16", "float32", "float64"):
         raise ValueError(
             "`accumulator_dtype` must be float16, float32 or float64, got "
             f"{dtype!r}. Leave it out for the parameters' own."
@@ -823,7 +820,7 @@ def _checked_params(params, *others):
                 f"`params` must be dense, got {_name(param)} of {param.type}. "
                 "Pass a dense one, or the values of a theano.sparse.CSR."
             )
-        if param.dtype not in _FLOAT_DTYPES:
+        if np.dtype(param.dtype).kind != "f":
             raise ValueError(
                 "`params` must have floating-point dtypes, got "
                 f"{_name(param)} of {param.dtype}. A mean gradient is none "

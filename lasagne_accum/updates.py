@@ -40,12 +40,19 @@ import inspect
 import numbers
 from collections import OrderedDict
 
-import lasagne
-from lasagne.updates import (
-    get_or_compute_grads,
-    norm_constraint,
-    total_norm_constraint,
-)
+try:
+    import lasagne
+    from lasagne.updates import (
+        get_or_compute_grads,
+        norm_constraint,
+        total_norm_constraint,
+    )
+except ImportError as error:
+    raise ImportError(
+        "`lasagne_accum.updates` must find Lasagne, whose rules it wraps, got "
+        f"{error}. Install lasagne_accum[lasagne], or pass PyMC's rules to "
+        "`accumulated`."
+    ) from error
 
 from . import _backend
 from .accumulation import (
