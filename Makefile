@@ -25,6 +25,20 @@ test-gpu: .venv-gpu/ready
 	THEANO_FLAGS=device=$(DEVICE),floatX=float32 \
 	    .venv-gpu/bin/python -m pytest -n 2 $(PYTEST) tests/test_gpu.py
 
+# The core on PyTensor with PyMC's rules, and what PyMC makes of it.
+CORE = $(patsubst %,tests/test_%.py,backend equivalence accumulation function \
+    state stateful modes)
+test-pymc: .venv-pymc/ready
+	RULES=pymc.variational.updates .venv-pymc/bin/python -m pytest -n 2 \
+	    $(PYTEST) $(CORE) tests/test_pymc.py tests/test_pymc_advi_example.py
+
+# The core on Theano-PyMC, with Lasagne's rules and with PyMC3's.
+test-pymc3: .venv-pymc3/ready
+	for rules in lasagne.updates pymc3.variational.updates; do \
+	    RULES=$$rules .venv-pymc3/bin/python -m pytest -n 2 $(PYTEST) \
+	        $(CORE) tests/test_compat.py tests/test_pymc3.py || exit 1; \
+	done
+
 mutants: $(VENV)/ready
 	$(PYTHON) tests/mutants.py
 

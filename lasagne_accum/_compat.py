@@ -85,12 +85,9 @@ def restore_names():
         Variable=basic.Variable,
         graph=types.SimpleNamespace(inputs=basic.graph_inputs),
     )
-    for module, name, value in [
-        (rng_mrg, "MRG_RandomStreams", rng_mrg.MRG_RandomStream),
-        (theano, "Variable", basic.Variable),
-        (theano, "gof", gof),
-    ]:
-        module.__dict__.setdefault(name, value)
+    vars(rng_mrg).setdefault("MRG_RandomStreams", rng_mrg.MRG_RandomStream)
+    vars(theano).setdefault("Variable", basic.Variable)
+    vars(theano).setdefault("gof", gof)
 
 
 class DownsampleFinder:

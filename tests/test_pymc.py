@@ -68,16 +68,15 @@ def test_pymc_fits_with_the_mean_gradient_of_N_minibatches(gate):
     # With a rate of zero, all gradients are taken at the same point.
     seen, each, path = [], [], []
     still = functools.partial(rules.sgd, learning_rate=0.0)
-    fit(
-        spied(still, seen), CALLS,
-        callbacks=[lambda *args: each.append([v.get_value() for v in seen[0]])],
-    )  # fmt: skip
-    step = functools.partial(rules.sgd, learning_rate=0.001)
-    fit(
-        accumulated(step, N, gate=gate), N, callbacks=[recorder(path)]
-    )  # fmt: skip
 
-    means = [np.mean(g, axis=0) for g in zip(*each[:N])]
+    def look(*args):
+        each.append([v.get_value() for v in seen[0]])
+
+    fit(spied(still, seen), N, callbacks=[look])
+    step = functools.partial(rules.sgd, learning_rate=0.001)
+    fit(accumulated(step, N, gate=gate), N, callbacks=[recorder(path)])
+
+    means = [np.mean(g, axis=0) for g in zip(*each)]
     for before, kept, after, mean in zip(path[0], path[-2], path[-1], means):
         np.testing.assert_array_equal(before, kept)
         np.testing.assert_allclose(after, before - 0.001 * mean, 1e-12)
