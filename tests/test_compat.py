@@ -240,7 +240,7 @@ def test_repair_is_idempotent(bare_sys):
     assert finders(bare_sys.meta_path) == BOTH
 
 
-def test_reloading_adds_no_second_finder():
+def test_reloading_adds_no_second_finder(theano):
     importlib.reload(_compat)
     assert finders(sys.meta_path) == BOTH
 
