@@ -59,7 +59,6 @@ class Backend:
         # Where each of them has it, the newest first.
         graph = self._first("graph.traversal", "graph.basic", "gof.graph")
         self._basic = self._first("graph.basic", "gof.graph")
-        self._op = self._first("graph.op", "gof.op").Op
         self._ifelse = self._first("conditional", "ifelse").ifelse
         self._ancestors = graph.ancestors
         self._inputs = getattr(graph, "graph_inputs", None) or graph.inputs
@@ -101,7 +100,8 @@ class Backend:
     def ifelse(self, condition, kept, applied):
         """Compute one of two lists, under linkers that can."""
         if self._name == "theano":
-            condition = _lazy_condition(self._op, self._basic.Apply)(condition)
+            op = getattr(self._root, "Op", None) or self._first("graph.op").COp
+            condition = _lazy_condition(op, self._basic.Apply)(condition)
         return self._ifelse(condition, kept, applied)
 
     def is_shared(self, variable):

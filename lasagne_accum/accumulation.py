@@ -892,7 +892,8 @@ def _checked_weight(backend, weight, sums):
         weight = weight.type
     elif isinstance(weight, numbers.Real) and 0 <= weight < np.inf:
         low, high = _weight_range(sums)
-        if weight == 0 or low <= float(weight) <= high:
+        number = getattr(weight, "item", lambda: weight)()
+        if weight == 0 or low <= number <= high:
             return backend.tensor.constant(weight, dtype="float64")
         raise ValueError(
             f"`weight` must be 0 or from {low:.3g} to {high:.3g} in the "

@@ -1,5 +1,6 @@
 """What the tests run on: Theano and Lasagne's rules, or PyMC's and theirs."""
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -14,48 +15,65 @@ import pytest
 MODULE = os.environ.get("RULES", "lasagne.updates")
 NAME = "pytensor" if MODULE.startswith("pymc.") else "theano"
 
-rules = importlib.import_module(MODULE)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # What comes with PyMC3 has plenty.
+    rules = importlib.import_module(MODULE)
 theano = importlib.import_module(NAME)
 T = importlib.import_module(f"{NAME}.tensor")
 sparse = importlib.import_module(f"{NAME}.sparse")
 
-if NAME == "theano":
-    from theano.sandbox.rng_mrg import MRG_RandomStreams as Streams
-    from theano.tensor.shared_randomstreams import (
-        RandomStreams as NumpyStreams,
-    )
-else:
 
-    class Streams:
-        """Random streams that are called like Theano's."""
+class Adapter:
+    """Numpy's streams of a later backend, called like those of Theano 1.0."""
 
-        def __init__(self, seed):
-            self._stream = T.random.shared_rng(seed=seed)
-            self.state_updates = []
+    def __init__(self, seed):
+        self.state_updates = []
+        if NAME == "theano":
+            self._streams = T.random.utils.RandomStream(seed)
+        else:
+            self._streams = T.random.shared_rng(seed=seed)
 
-        def binomial(self, size, p, dtype):
-            return self._drawn("binomial", 1, p, size=size).astype(dtype)
+    def binomial(self, size, p, dtype):
+        return self._drawn("binomial", 1, p, size=size).astype(dtype)
 
-        def normal(self, size, dtype):
-            return self._drawn("normal", size=size).astype(dtype)
+    def normal(self, size, dtype):
+        return self._drawn("normal", size=size).astype(dtype)
 
-        def updates(self):
-            return self.state_updates
+    def updates(self):
+        return self.state_updates
 
-        def _drawn(self, distribution, *args, **kw):
-            moved, drawn = getattr(self._stream, distribution)(*args, **kw)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)
-                self._stream.default_update = moved
-            self.state_updates.append((self._stream, moved))
+    def _drawn(self, distribution, *args, **kw):
+        drawn = getattr(self._streams, distribution)(*args, **kw)
+        if NAME == "theano":
+            self.state_updates = self._streams.updates()
             return drawn
+        moved, drawn = drawn
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._streams.default_update = moved
+        self.state_updates.append((self._streams, moved))
+        return drawn
 
-    NumpyStreams = Streams
 
+def renamed(module, *names):
+    """Find what has another name in one backend or version than in others."""
+    with contextlib.suppress(ImportError):
+        module = importlib.import_module(f"{NAME}.{module}")
+        return next(getattr(module, n) for n in names if hasattr(module, n))
+    return Adapter
+
+
+Streams = renamed("sandbox.rng_mrg", "MRG_RandomStreams", "MRG_RandomStream")
+NumpyStreams = renamed("tensor.shared_randomstreams", "RandomStreams")
 with_lasagne = MODULE.startswith("lasagne")
 lasagne_only = pytest.mark.skipif(not with_lasagne, reason="needs Lasagne")
 theano_only = pytest.mark.skipif(
     NAME != "theano", reason="uses or quotes what Theano alone has"
+)
+# Its `ifelse` takes none, and it quotes them otherwise.
+not_theano_pymc = pytest.mark.skipif(
+    NAME == "theano" and NumpyStreams is Adapter,
+    reason="Theano-PyMC can't branch between random streams",
 )
 
 

@@ -21,7 +21,15 @@ import numpy as np
 import pytest
 import reference
 import scipy.sparse
-from backend import NumpyStreams, T, broadcast, rules, theano, theano_only
+from backend import (
+    NumpyStreams,
+    T,
+    broadcast,
+    not_theano_pymc,
+    rules,
+    theano,
+    theano_only,
+)
 from numpy.testing import assert_allclose, assert_array_equal
 from test_equivalence import (
     RULES,
@@ -1245,6 +1253,7 @@ def noisy_sgd(grads, params):
     return updates
 
 
+@not_theano_pymc
 def test_lazy_gate_holds_back_the_random_stream_of_a_rule():
     run, plain = (training(N, noisy_sgd, gate="lazy") for N in (2, 1))
     for g in (1, 3, 4, 6):
@@ -1255,6 +1264,7 @@ def test_lazy_gate_holds_back_the_random_stream_of_a_rule():
 
 
 @theano_only
+@not_theano_pymc
 @pytest.mark.parametrize(
     "options", [{"gate": "switch"}, {"gate": "lazy", "weight": 2}]
 )

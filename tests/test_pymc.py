@@ -1,18 +1,20 @@
-"""PyMC's variational inference, and other rules for PyTensor."""
+"""Variational inference of PyMC and PyMC3, and other rules for PyTensor."""
 
 import functools
+import importlib
 import sys
 
 from lasagne_accum import accumulated, function, with_accumulated_gradients
 
 import numpy as np
 import pytest
-from backend import NAME, T, rules, theano
+from backend import MODULE, NAME, T, rules, theano, with_lasagne
 
 pytestmark = [
-    pytest.mark.skipif(NAME != "pytensor", reason="needs PyMC"),
+    pytest.mark.skipif(with_lasagne, reason="needs PyMC"),
     pytest.mark.usefixtures("fast_compile"),
 ]
+pytensor_only = pytest.mark.skipif(NAME == "theano", reason="needs PyTensor")
 
 N, CALLS = 4, 8
 
@@ -33,15 +35,18 @@ def spied(update_fn, path):
 
 def fit(optimizer, calls, batch_size=10, callbacks=()):
     """Fit a linear regression by minibatch ADVI; return its approximation."""
-    import pymc as pm
-
+    pm = importlib.import_module(MODULE.partition(".")[0])
     rng = np.random.RandomState(0)
     X = rng.randn(100, 3)
     Y = X.dot([1.0, 2.0, 3.0]) + rng.randn(100)
     with pm.Model():
-        x, y = pm.Minibatch(X, Y, batch_size=batch_size)
+        if NAME == "theano":
+            # The same samples of both, of streams of the same seed.
+            x, y = (pm.Minibatch(data, batch_size) for data in (X, Y))
+        else:
+            x, y = pm.Minibatch(X, Y, batch_size=batch_size)
         w = pm.Normal("w", 0, 1, shape=3)
-        pm.Normal("y", x @ w, 1, observed=y, total_size=len(Y))
+        pm.Normal("y", x.dot(w), 1, observed=y, total_size=len(Y))
         return pm.fit(
             calls,
             method="advi",
@@ -97,6 +102,7 @@ def test_accumulating_leads_to_the_posterior():
     np.testing.assert_allclose(mean, [1, 2, 3], atol=0.35)
 
 
+@pytensor_only
 def test_streams_of_pymc_are_part_of_the_state():
     import pymc as pm
 
@@ -119,6 +125,7 @@ def test_streams_of_pymc_are_part_of_the_state():
     assert path[0] == path[1] != 0
 
 
+@pytensor_only
 @pytest.mark.skipif(
     sys.version_info < (3, 12), reason="pytensor_ml needs Python 3.12"
 )
