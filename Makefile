@@ -27,16 +27,18 @@ test-gpu: .venv-gpu/ready
 
 # The core on PyTensor with PyMC's rules, and what PyMC makes of it.
 CORE = $(patsubst %,tests/test_%.py,backend equivalence accumulation function \
-    state stateful modes)
+    state stateful modes pymc)
 test-pymc: .venv-pymc/ready
 	RULES=pymc.variational.updates .venv-pymc/bin/python -m pytest -n 2 \
-	    $(PYTEST) $(CORE) tests/test_pymc.py tests/test_pymc_advi_example.py
+	    $(PYTEST) $(CORE) tests/test_pymc_advi_example.py \
+	    tests/test_pymc_benchmark.py
 
 # The core on Theano-PyMC, with Lasagne's rules and with PyMC3's.
 test-pymc3: .venv-pymc3/ready
 	for rules in lasagne.updates pymc3.variational.updates; do \
-	    RULES=$$rules .venv-pymc3/bin/python -m pytest -n 2 $(PYTEST) \
-	        $(CORE) tests/test_compat.py tests/test_pymc3.py || exit 1; \
+	    THEANO_FLAGS=base_compiledir=~/.theano-pymc RULES=$$rules \
+	        .venv-pymc3/bin/python -m pytest -n 2 $(PYTEST) $(CORE) \
+	        tests/test_compat.py || exit 1; \
 	done
 
 mutants: $(VENV)/ready
@@ -56,6 +58,16 @@ $(VENV)/ready: setup.py .ci/constraints.txt .ci/venv
 	sh .ci/venv $(VENV) --editable ".[lasagne,examples,test]"
 	touch $@
 
+.venv-pymc/ready: setup.py .ci/pymc.txt .ci/venv
+	PINS=pymc.txt VERSIONS="3.13 3.12" sh .ci/venv .venv-pymc pytensor_ml \
+	    scikit-learn matplotlib tqdm --editable ".[pymc,test]"
+	touch $@
+
+.venv-pymc3/ready: setup.py .ci/pymc3.txt .ci/venv
+	PINS=pymc3.txt VERSIONS="3.10 3.9 3.8" sh .ci/venv .venv-pymc3 \
+	    --editable ".[pymc3,test]"
+	touch $@
+
 .venv-gpu/ready: setup.py .ci/constraints.txt .ci/venv .ci/pygpu
 	VERSIONS=3.11 sh .ci/venv .venv-gpu mako --editable ".[lasagne,test]"
 	sh .ci/pygpu .venv-gpu
@@ -65,4 +77,4 @@ $(VENV)/ready-to-lint: $(VENV)/ready
 	$(PYTHON) -m pip install -c .ci/constraints.txt numpydoc ruff
 	touch $@
 
-.PHONY: mnist test test-all test-gpu mutants lint clean
+.PHONY: mnist test test-all test-pymc test-pymc3 test-gpu mutants lint clean

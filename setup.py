@@ -24,6 +24,8 @@ setup(
         "Programming Language :: Python :: 3.9",
         "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     packages=["lasagne_accum"],
@@ -35,6 +37,13 @@ setup(
             "lasagne",
             "numpy<1.24",  # Theano needs `np.bool`
             "setuptools<82",  # Lasagne needs `pkg_resources`
+        ],
+        "pymc": ["pymc>=5.22"],  # brings PyTensor from 2.30 on
+        "pymc3": [
+            "pymc3==3.11.6",  # brings Theano-PyMC 1.1.2
+            "fastprogress<1.1",  # later ones bring a web framework
+            "lasagne",
+            "setuptools<82",
         ],
         "examples": [
             "matplotlib>=3.5,<4",
