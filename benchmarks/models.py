@@ -9,7 +9,6 @@ Import it before numpy: it keeps all libraries to one thread.
     build
     make_batches
     compile_form
-    has_softmax
     shared_variables
     wait_for
     markdown
@@ -17,6 +16,7 @@ Import it before numpy: it keeps all libraries to one thread.
 """
 
 import argparse
+import importlib
 import os
 import platform
 import re
@@ -33,11 +33,7 @@ os.environ.update(
 
 import lasagne_accum
 
-import lasagne
 import numpy as np
-import theano
-import theano.gpuarray
-import theano.tensor as T
 
 MODELS = {
     "mlp800": (784, 800, 800, 10),
@@ -46,10 +42,11 @@ MODELS = {
 }
 RULES = ("sgd", "momentum", "nesterov_momentum", "adam")
 
-Network = namedtuple("Network", "inputs loss params")
+# Theano or PyTensor, and the module of its rules, go with what they train.
+Network = namedtuple("Network", "inputs loss params theano rules")
 
 
-def set_up(output, device="cpu"):
+def set_up(output, device="cpu", backend="theano", mode=None):
     """Compute in float32, with one thread or on a GPU; print with what.
 
     Parameters
@@ -58,20 +55,40 @@ def set_up(output, device="cpu"):
         The folder for charts, to be made before the time that they take.
     device : str, optional
         One of Theano's devices.
+    backend : str, optional
+        A key of `BACKENDS`.
+    mode : str, optional
+        The mode of compilation. Defaults to the backend's own.
     """
     os.makedirs(output, exist_ok=True)
+    theano = importlib.import_module(backend)
+    importlib.import_module(BACKENDS[backend].rules)
     if device != "cpu":
-        theano.gpuarray.use(device)
+        importlib.import_module("theano.gpuarray").use(device)
     theano.config.floatX = "float32"
     theano.config.openmp = False
+    if mode is not None:
+        theano.config.mode = mode
     # Lasagne 0.1 uses an old name of an argument, to the same effect.
     warnings.filterwarnings("ignore", "The `image_shape` keyword argument")
-    blas = theano.config.blas.ldflags or "through numpy"
     print(
-        f"{processor()}, Python {platform.python_version()}, Theano "
-        f"{theano.__version__} (BLAS: {blas}), numpy {np.__version__}, "
+        f"{processor()}, Python {platform.python_version()}, {backend} "
+        f"{theano.__version__} ({products(theano)}), numpy {np.__version__}, "
         f"{'one thread' if device == 'cpu' else device}, float32\n"
     )
+
+
+def products(theano):
+    """Say what multiplies matrices."""
+    linker = theano.compile.mode.get_default_mode().linker
+    # PyTensor would search for a BLAS that Numba and JAX don't link.
+    if hasattr(linker, "jit_compile"):
+        return type(linker).__name__
+    config = theano.config
+    # Theano-PyMC and PyTensor spell it in one word.
+    flat = hasattr(config, "blas__ldflags")
+    blas = config.blas__ldflags if flat else config.blas.ldflags
+    return f"BLAS: {blas or 'through numpy'}"
 
 
 def processor():
@@ -100,8 +117,20 @@ def sizes(model):
     return tuple(map(int, model[len("mlp:") :].split(",")))
 
 
-def build(model):
+def build(model, backend="theano"):
     """Make a network, its parameters always the same to start from."""
+    theano = importlib.import_module(backend)
+    rules = importlib.import_module(BACKENDS[backend].rules)
+    inputs, loss, params = BACKENDS[backend].build(model)
+    return Network(inputs, loss, params, theano, rules)
+
+
+def _with_lasagne(model):
+    import lasagne
+    import theano.gpuarray
+    import theano.tensor as T
+
+    has_softmax = _has_softmax(theano.gpuarray.type)
     lasagne.random.set_rng(np.random.RandomState(0))
     x = (T.tensor4 if model == "cnn" else T.matrix)("x", dtype="float32")
     y = T.ivector("y")
@@ -113,26 +142,54 @@ def build(model):
     *hidden, classes = (sizes(model) or (None, 256, 10))[1:]
     for width in hidden:
         layer = lasagne.layers.DenseLayer(layer, width)
-    softmax = T.nnet.softmax if has_softmax() else None
+    softmax = T.nnet.softmax if has_softmax else None
     layer = lasagne.layers.DenseLayer(layer, classes, nonlinearity=softmax)
 
     predicted = lasagne.layers.get_output(layer)
-    if has_softmax():
+    if has_softmax:
         loss = T.nnet.categorical_crossentropy(predicted, y).mean()
     else:
         labels = T.eq(y.dimshuffle(0, "x"), np.arange(classes, dtype="int32"))
         loss = T.sqr(predicted - labels).mean()
-    params = lasagne.layers.get_all_params(layer, trainable=True)
-    return Network([x, y], loss, params)
+    return [x, y], loss, lasagne.layers.get_all_params(layer, trainable=True)
 
 
-def has_softmax():
+def _has_softmax(gpu):
     """Say whether the device can run it, which OpenCL's can't."""
-    contexts = theano.gpuarray.type.list_contexts()
     return not any(
-        theano.gpuarray.type.get_context(name).kind == b"opencl"
-        for name in contexts
+        gpu.get_context(name).kind == b"opencl" for name in gpu.list_contexts()
     )
+
+
+def _by_hand(model):
+    """Make an MLP in PyTensor, from the weights that Lasagne would draw."""
+    import pytensor
+    import pytensor.tensor as T
+
+    rng = np.random.RandomState(0)
+    x, y = T.matrix("x", dtype="float32"), T.ivector("y")
+    layer, params = x, []
+    for pair in zip(sizes(model), sizes(model)[1:]):
+        limit = np.sqrt(6 / sum(pair))
+        drawn = rng.uniform(-limit, limit, pair).astype("float32")
+        W = pytensor.shared(drawn, "W")
+        b = pytensor.shared(np.zeros(pair[1], "float32"), "b")
+        layer = (T.maximum(layer, 0) if params else layer).dot(W) + b
+        params += [W, b]
+
+    log_predicted = T.special.log_softmax(layer, axis=-1)
+    loss = -log_predicted[T.arange(y.shape[0]), y].mean()
+    return [x, y], loss, params
+
+
+Backend = namedtuple("Backend", "rules build lacks")
+# What a backend lacks is named like a model, a form or an option.
+BACKENDS = OrderedDict(
+    theano=Backend("lasagne.updates", _with_lasagne, ()),
+    pytensor=Backend(
+        "pymc.variational.updates", _by_hand, ("cnn", "in_place", "device")
+    ),
+)
 
 
 def shape(model):
@@ -180,16 +237,17 @@ def compile_form(form, network, rule, n, learning_rate=1e-4):
 
 
 def _gradients_only(network, rule, n, **kw):
-    grads = T.grad(network.loss, network.params)
+    theano = network.theano
+    grads = theano.grad(network.loss, network.params)
     outputs = [theano.Out(e, borrow=True) for e in [network.loss, *grads]]
     return theano.function(network.inputs, outputs)
 
 
 def _plain(network, rule, n, **kw):
-    updates = getattr(lasagne.updates, rule)(
-        network.loss, network.params, **kw
+    updates = getattr(network.rules, rule)(network.loss, network.params, **kw)
+    return network.theano.function(
+        network.inputs, network.loss, updates=updates
     )
-    return theano.function(network.inputs, network.loss, updates=updates)
 
 
 def _gated(network, rule, n, gate, **kw):
@@ -197,11 +255,13 @@ def _gated(network, rule, n, gate, **kw):
         network.loss,
         network.params,
         n,
-        getattr(lasagne.updates, rule),
+        getattr(network.rules, rule),
         gate=gate,
         **kw,
     )
-    return theano.function(network.inputs, network.loss, updates=updates)
+    return network.theano.function(
+        network.inputs, network.loss, updates=updates
+    )
 
 
 def _switch(network, rule, n, **kw):
@@ -219,7 +279,7 @@ def _function(network, rule, n, update_fn=None, **kw):
         network.loss,
         network.params,
         N=n,
-        update_fn=update_fn or getattr(lasagne.updates, rule),
+        update_fn=update_fn or getattr(network.rules, rule),
         **kw,
     )
 
@@ -238,8 +298,9 @@ def _summed_parameters(network, rule, n, **kw):
 
     What the rule keeps besides moves on every call.
     """
+    theano, T = network.theano, network.theano.tensor
     updates = OrderedDict(
-        getattr(lasagne.updates, rule)(network.loss, network.params, **kw)
+        getattr(network.rules, rule)(network.loss, network.params, **kw)
     )
     for param in network.params:
         zeros = np.zeros_like(param.get_value(borrow=True))

@@ -5,6 +5,7 @@ Try::
 
     python benchmarks/overhead.py
     python benchmarks/overhead.py --models mlp800 --rules adam --peers
+    python benchmarks/overhead.py --backend pytensor
 
 All forms run in one process on one thread, and by turns: each round times a
 window of every form, in an order drawn anew. A ratio is the median over the
@@ -25,6 +26,7 @@ import peers as others
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
+BACKENDS = models.BACKENDS
 BASE = "gradients only"
 FORMS = [f for f in models.FORMS if f not in (BASE, "microbatch=")]
 PEERS = OrderedDict(torch=others.torch_adam, optax=others.optax_adam)
@@ -32,7 +34,7 @@ WARM_UP = 2
 
 
 def main(
-    model_names=tuple(models.MODELS),
+    model_names=None,
     rules=models.RULES,
     micro_batches=(1, 10, 100),
     N=10,
@@ -41,10 +43,13 @@ def main(
     split=(500, 50),
     peers=False,
     device="cpu",
+    backend="theano",
+    mode=None,
     output=".",
 ):
-    """Measure, print tables and targets, draw a chart; return the ratios."""
-    models.set_up(output, device)
+    """Measure, print tables and targets, draw a chart; return the times."""
+    models.set_up(output, device, backend, mode)
+    model_names = model_names or supported(models.MODELS, backend)
     libraries = available_peers() if peers else []
     if libraries:
         one_processor()
@@ -55,7 +60,7 @@ def main(
         for model in model_names:
             for rule in rules:
                 bar.set_description(f"{model} {rule}")
-                trains = compile_all(model, rule, N)
+                trains = compile_all(model, rule, N, backend)
                 if rule == "adam" and model.startswith("mlp"):
                     sizes = models.sizes(model)
                     for library in libraries:
@@ -68,7 +73,9 @@ def main(
                     bar.update()
                 if split:
                     splits[model, rule] = measure(
-                        prepare_split(model, rule, *split), windows, clock
+                        prepare_split(model, rule, *split, backend),
+                        windows,
+                        clock,
                     )
                     bar.update()
 
@@ -102,17 +109,23 @@ def one_processor():
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
+def supported(names, backend):
+    """List the models or forms that a backend does not lack."""
+    return [name for name in names if name not in BACKENDS[backend].lacks]
+
+
 # Measuring
 
 
-def compile_all(model, rule, N):
+def compile_all(model, rule, N, backend="theano"):
     """Compile each form, with parameters of its own."""
-    forms = [BASE, *FORMS]
-    if rule != "momentum":
-        forms.remove("in_place")
     return OrderedDict(
-        (form, models.compile_form(form, models.build(model), rule, N))
-        for form in forms
+        (
+            form,
+            models.compile_form(form, models.build(model, backend), rule, N),
+        )
+        for form in [BASE, *supported(FORMS, backend)]
+        if form != "in_place" or rule == "momentum"
     )
 
 
@@ -130,14 +143,16 @@ def prepare(trains, batches):
     )
 
 
-def prepare_split(model, rule, batch, piece):
+def prepare_split(model, rule, batch, piece, backend="theano"):
     """Prepare one call on a whole batch, and one in pieces."""
     batches = models.make_batches(model, batch, 1)
     return OrderedDict(
         (
             form,
             window(
-                models.compile_form(form, models.build(model), rule, piece),
+                models.compile_form(
+                    form, models.build(model, backend), rule, piece
+                ),
                 batches,
             ),
         )
@@ -349,8 +364,8 @@ def make_parser():
         dest="model_names",
         nargs="+",
         type=models.checked_model,
-        default=list(models.MODELS),
-        help="of %(default)s, or any MLP like mlp:784,800,10",
+        help=f"of {list(models.MODELS)}, or any MLP like mlp:784,800,10; "
+        "by default all that the backend runs",
     )
     add("--rules", nargs="+", choices=models.RULES, default=models.RULES)
     add("--micro-batches", nargs="+", type=int, default=[1, 10, 100])
@@ -390,9 +405,39 @@ def make_parser():
         help="such as cuda or opencl0:0, on which OpenCL computes MLPs only, "
         "with the squared error for loss",
     )
+    add(
+        "--backend",
+        choices=list(BACKENDS),
+        default="theano",
+        help="pytensor measures MLPs on the processor, with PyMC's rules",
+    )
+    add(
+        "--mode",
+        help="of compilation, such as FAST_RUN, or CVM and NUMBA on PyTensor; "
+        "by default the backend's own",
+    )
     add("--output", default=".", help="folder for the chart")
     return parser
 
 
+def parse(words=None):
+    """Read the command line; refuse what the backend doesn't run."""
+    parser = make_parser()
+    options = parser.parse_args(words)
+    lacks = BACKENDS[options.backend].lacks
+    for model in options.model_names or ():
+        if model in lacks:
+            parser.error(
+                f"--models must be MLPs on {options.backend}, got {model}. "
+                "Leave it out, or take --backend theano."
+            )
+    if options.device != "cpu" and "device" in lacks:
+        parser.error(
+            f"--device must be cpu on {options.backend}, got "
+            f"{options.device}. Leave it out, or take --backend theano."
+        )
+    return options
+
+
 if __name__ == "__main__":
-    main(**vars(make_parser().parse_args()))
+    main(**vars(parse()))

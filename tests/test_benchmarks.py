@@ -6,15 +6,13 @@ import inspect
 import os
 import sys
 
-import lasagne_accum  # noqa: F401 - before Theano, which it repairs
-
-import lasagne
 import numpy as np
 import pytest
-import theano
+from backend import NAME, theano, theano_only
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-SCRIPTS = ["overhead", "memory", "compile_time", "soak"]
+# What runs on Theano alone.
+FOR_THEANO = ["memory", "compile_time", "soak"]
 THREADS = ["OMP", "OPENBLAS", "MKL", "NUMEXPR"]
 TINY = "mlp:6,5,3"
 
@@ -31,14 +29,19 @@ def script(monkeypatch, fast_compile):
     )
     monkeypatch.setattr(theano.config, "floatX", "float32")
     monkeypatch.setattr(theano.config, "openmp", False)
-    rng = lasagne.random.get_rng()
+    if NAME != "theano":
+        yield importlib.import_module
+        return
+
+    random = importlib.import_module("lasagne.random")
+    rng = random.get_rng()
     yield importlib.import_module
-    lasagne.random.set_rng(rng)
+    random.set_rng(rng)
 
 
 def train(models, form, rule, learning_rate=0.1):
     """Train on one window of two micro-batches; return the parameters."""
-    network = models.build(TINY)
+    network = models.build(TINY, NAME)
     compiled = models.compile_form(form, network, rule, 2, learning_rate)
     batches = models.make_batches(TINY, 2, 2)
     if form in ("whole batch", "microbatch="):
@@ -64,7 +67,11 @@ def test_forms_train_alike(script, form, rule):
 
 @pytest.mark.parametrize(
     ("form", "rule"),
-    [("in_place", "momentum"), ("microbatch=", "adam"), ("2017", "sgd")],
+    [
+        pytest.param("in_place", "momentum", marks=theano_only),
+        ("microbatch=", "adam"),
+        ("2017", "sgd"),
+    ],
 )
 def test_further_forms_train_alike(script, form, rule):
     assert_trains_alike(script("models"), form, rule)
@@ -72,12 +79,32 @@ def test_further_forms_train_alike(script, form, rule):
 
 def test_forms_start_from_the_same_parameters(script):
     models = script("models")
-    first, second = models.build(TINY), models.build(TINY)
+    first, second = models.build(TINY, NAME), models.build(TINY, NAME)
     for this, other in zip(first.params, second.params):
         np.testing.assert_array_equal(this.get_value(), other.get_value())
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+def test_networks_are_the_same_on_each_backend(script):
+    models, rng = script("models"), np.random.RandomState(0)
+    limits = [((6, 5), (6 / 11) ** 0.5), ((5, 3), (6 / 8) ** 0.5)]
+    V, W = (rng.uniform(-limit, limit, size) for size, limit in limits)
+    [(x, y)] = models.make_batches(TINY, 4, 1)
+    scores = np.maximum(x.dot(V), 0).dot(W)
+    losses = np.log(np.exp(scores).sum(axis=1)) - scores[np.arange(4), y]
+
+    network = models.build(TINY, NAME)
+    loss, *_ = models.compile_form("gradients only", network, "sgd", 1)(x, y)
+    expected = [V, np.zeros(5), W, np.zeros(3)]
+    atol = 10 * np.finfo(np.float32).eps
+    for param, right in zip(network.params, expected):
+        np.testing.assert_allclose(param.get_value(), right, 0, atol)
+    np.testing.assert_allclose(loss, losses.mean(), 0, atol)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["overhead", *(pytest.param(s, marks=theano_only) for s in FOR_THEANO)],
+)
 def test_main_takes_what_the_command_line_gives(script, name):
     module = script(name)
     options = vars(module.make_parser().parse_args([]))
@@ -99,6 +126,38 @@ def test_unknown_models_are_refused(script):
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--models", "mlp800", "cnn"],
+            "--models must be MLPs on pytensor, got cnn. Leave it out, or "
+            "take --backend theano.",
+        ),
+        (
+            ["--device", "cuda"],
+            "--device must be cpu on pytensor, got cuda. Leave it out, or "
+            "take --backend theano.",
+        ),
+    ],
+)
+def test_overhead_refuses_what_pytensor_lacks(script, capsys, words, said):
+    overhead = script("overhead")
+    assert overhead.parse(words).backend == "theano"
+    with pytest.raises(SystemExit):
+        overhead.parse([*words, "--backend", "pytensor"])
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.partition("error: ")[2] == said
+
+
+def test_overhead_measures_all_that_the_backend_runs(script):
+    overhead, models = script("overhead"), script("models")
+    names = overhead.supported(models.MODELS, "theano")
+    assert names == ["mlp800", "mlp2000", "cnn"]
+    names = overhead.supported(models.MODELS, "pytensor")
+    assert names == ["mlp800", "mlp2000"]
+
+
 def test_overhead_runs_to_its_end(script, capsys, tmp_path):
     results = script("overhead").main(
         [TINY],
@@ -107,11 +166,14 @@ def test_overhead_runs_to_its_end(script, capsys, tmp_path):
         N=2,
         windows=2,
         split=(4, 2),
+        backend=NAME,
+        mode="FAST_COMPILE",
         output=str(tmp_path / "new"),
     )
     assert list(results) == [(TINY, "momentum", 1), (TINY, "momentum", 10)]
     for times in results.values():
-        assert len(times) == 8
+        assert ("in_place" in times) == (NAME == "theano")
+        assert len(times) == 7 + ("in_place" in times)
         for milliseconds in times.values():
             assert milliseconds.shape == (2,)
             assert np.all(milliseconds > 0)
@@ -157,6 +219,7 @@ def test_missing_peers_are_skipped_with_a_line(script, capsys, monkeypatch):
     assert second.startswith("Skipping optax: ")
 
 
+@theano_only
 @pytest.mark.skipif(
     not os.path.exists("/proc/self/clear_refs"), reason="reads Linux's /proc"
 )
@@ -176,6 +239,7 @@ def test_memory_runs_to_its_end(script, capsys, tmp_path):
     assert (tmp_path / "new" / "memory.png").read_bytes()[1:4] == b"PNG"
 
 
+@theano_only
 def test_memory_refuses_pieces_that_leave_a_rest(script):
     with pytest.raises(ValueError, match="pieces") as caught:
         script("memory").main([TINY], 4, [3])
@@ -184,6 +248,7 @@ def test_memory_refuses_pieces_that_leave_a_rest(script):
     )
 
 
+@theano_only
 def test_compile_time_runs_to_its_end(script, capsys, tmp_path):
     results = script("compile_time").main(
         [TINY], "sgd", 1, str(tmp_path / "new")
@@ -193,6 +258,7 @@ def test_compile_time_runs_to_its_end(script, capsys, tmp_path):
     assert (tmp_path / "new" / "compile_time.png").read_bytes()[1:4] == b"PNG"
 
 
+@theano_only
 @pytest.mark.skipif(
     not os.path.exists("/proc/self/statm"), reason="reads Linux's /proc"
 )
@@ -213,6 +279,7 @@ def test_soak_tells_whether_all_held(script, capsys, monkeypatch):
     assert capsys.readouterr().out.split("|")[-2].strip() == "NO"
 
 
+@theano_only
 def test_soak_finds_the_trend_of_a_memory_that_grows(script):
     trend = script("soak").trend
     assert trend(np.full(9, 7.0)) == (0, 0)
