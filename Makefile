@@ -31,7 +31,7 @@ CORE = $(patsubst %,tests/test_%.py,backend equivalence accumulation function \
 test-pymc: .venv-pymc/ready
 	RULES=pymc.variational.updates .venv-pymc/bin/python -m pytest -n 2 \
 	    $(PYTEST) $(CORE) tests/test_pymc_advi_example.py \
-	    tests/test_pymc_benchmark.py
+	    tests/test_benchmarks.py
 
 # The core on Theano-PyMC, with Lasagne's rules and with PyMC3's.
 test-pymc3: .venv-pymc3/ready
