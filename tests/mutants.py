@@ -21,7 +21,7 @@ TESTS = {
     "function.py": "function interrupts stateful statistics",
     "updates.py": "updates",
     "state.py": "state",
-    "_backend.py": "function updates accumulation state",
+    "_backend.py": "backend function updates accumulation state",
     "_compat.py": "compat",
 }
 ALL = " ".join(sorted({name for t in TESTS.values() for name in t.split()}))
@@ -278,6 +278,20 @@ MUTANTS = [
     # The backend and the repairs.
     ("_backend.py", "isinstance(error, MemoryError)", "False"),
     ("_backend.py", "broadcastable=like.broadcastable", "broadcastable=None"),
+    ("_backend.py", "if len(owned) > 1:", "if False:"),
+    ("_backend.py", "allow_convert=states_shape", "allow_convert=True"),
+    ("_backend.py", 'return {"shape": shape}', "pass"),
+    ("_backend.py", "isinstance(v.container.data, Generator)", "False"),
+    ("_backend.py", 'if hasattr(linker, "jit_compile"):', "if False:"),
+    ("state.py", "algorithm.state = state", "pass"),
+    (
+        "accumulation.py",
+        "return functools.partial(rule, **kw)",
+        "return rule",
+    ),
+    ("_compat.py", "insert(0, LasagneWatcher())", "append(LasagneWatcher())"),
+    ("_compat.py", '== "lasagne.layers"', '== "lasagne"'),
+    ("_compat.py", 'vars(theano).setdefault("gof", gof)', "theano.gof = gof"),
     ("_compat.py", "sys.version_info >= (3, 11)", "False"),
     ("_compat.py", "ignore_border=ignore_border", "ignore_border=True"),
 ]  # fmt: skip

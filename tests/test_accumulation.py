@@ -1278,6 +1278,20 @@ def test_switch_refuses_the_random_stream_of_a_rule(options):
         training(2, noisy_sgd, **options)
 
 
+def test_accumulated_rule_called_without_a_loss_waits_for_it():
+    w = shared(10, "w")
+    rule = accumulated(rules.sgd, 2)(learning_rate=0.5)
+    updates = rule(2 * w, [w])
+    train = theano.function([], updates=updates)
+    path = []
+    for _ in range(4):
+        train()
+        path.append(w.get_value())
+    assert path == [10, 9, 9, 8]
+    with pytest.raises(TypeError, match="params"):
+        rule(2 * w)
+
+
 def test_accumulated_rule_takes_the_arguments_of_its_rule():
     w = shared(10, "w")
     rule = accumulated(rules.momentum, 2)
