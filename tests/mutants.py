@@ -223,7 +223,7 @@ MUTANTS = [
     ),
     ("function.py", "(steps, steps + 1)", "(steps, steps)"),
     ("function.py", "    collected.update(carried)\n", ""),
-    ("function.py", "        no_default_updates=frozen,\n", ""),
+    ("function.py", '        **({"no_default_updates": frozen} if frozen else {}),\n', ""),
     ("function.py", "if v not in frozen", ""),
     (
         "function.py",
@@ -277,7 +277,7 @@ MUTANTS = [
     ("state.py", "[*names, \"unnamed\", \"file\"]", "[*names, \"unnamed\"]"),
     # The backend and the repairs.
     ("_backend.py", "isinstance(error, MemoryError)", "False"),
-    ("_backend.py", "broadcastable=like.broadcastable", "broadcastable=None"),
+    ("_backend.py", "            **self._pattern(like),\n", ""),
     ("_backend.py", "if len(owned) > 1:", "if False:"),
     ("_backend.py", "allow_convert=states_shape", "allow_convert=True"),
     ("_backend.py", 'return {"shape": shape}', "pass"),
