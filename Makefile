@@ -21,9 +21,13 @@ test-all:
 
 # On a GPU, or on the processor as an OpenCL device.
 DEVICE = opencl0:0
-test-gpu: .venv-gpu/ready
+GPU = .venv-gpu
+test-gpu:
+	VERSIONS=3.11 $(MAKE) VENV=$(GPU) $(GPU)/ready
+	$(GPU)/bin/python -m pip install -c .ci/constraints.txt mako
+	sh .ci/pygpu $(GPU)
 	THEANO_FLAGS=device=$(DEVICE),floatX=float32 \
-	    .venv-gpu/bin/python -m pytest -n 2 $(PYTEST) tests/test_gpu.py
+	    $(GPU)/bin/python -m pytest -n 2 $(PYTEST) tests/test_gpu.py
 
 # The core on PyTensor with PyMC's rules, and what PyMC makes of it.
 CORE = $(patsubst %,tests/test_%.py,backend equivalence accumulation function \
@@ -66,11 +70,6 @@ $(VENV)/ready: setup.py .ci/constraints.txt .ci/venv
 .venv-pymc3/ready: setup.py .ci/pymc3.txt .ci/venv
 	PINS=pymc3.txt VERSIONS="3.10 3.9 3.8" sh .ci/venv .venv-pymc3 \
 	    --editable ".[pymc3,test]"
-	touch $@
-
-.venv-gpu/ready: setup.py .ci/constraints.txt .ci/venv .ci/pygpu
-	VERSIONS=3.11 sh .ci/venv .venv-gpu mako --editable ".[lasagne,test]"
-	sh .ci/pygpu .venv-gpu
 	touch $@
 
 $(VENV)/ready-to-lint: $(VENV)/ready

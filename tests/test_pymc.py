@@ -96,7 +96,7 @@ def test_a_rule_called_without_a_loss_waits_for_it():
 
 
 def test_accumulating_leads_to_the_posterior():
-    approximation = fit(accumulated(rules.adam(learning_rate=0.1), 5), 3000)
+    approximation = fit(accumulated(rules.adam(learning_rate=0.1), 5), 1500)
     mean = approximation.mean.eval()
     # The posterior of w has a standard deviation of about 0.1.
     np.testing.assert_allclose(mean, [1, 2, 3], atol=0.35)
