@@ -80,8 +80,9 @@ def with_accumulated_gradients(
         How the rule's updates are held back between boundaries. "switch"
         computes them and discards them with ``T.switch``, in every mode of
         Theano. "lazy" computes them at the boundary only, with ``ifelse``;
-        it needs one of Theano's lazy linkers (the default is one).
-        Both give the same bits. Defaults to "switch".
+        it needs one of Theano's lazy linkers (the default is one), and is
+        the slow one under PyTensor's numba. Both give the same bits.
+        Defaults to "switch".
     skip_nonfinite : bool, optional
         Whether to treat a call of positive weight with an infinity or a NaN
         in any gradient as if it had never come. Defaults to False.

@@ -2,7 +2,9 @@
 
 import functools
 import importlib
+import re
 import sys
+from pathlib import Path
 
 from lasagne_accum import accumulated, function, with_accumulated_gradients
 
@@ -93,6 +95,18 @@ def test_a_rule_called_without_a_loss_waits_for_it():
 
     for a, b in zip(moments(one), moments(other)):
         assert np.all(a == b)
+
+
+@pytensor_only
+def test_the_block_of_the_readme_prints_what_it_says(capsys):
+    np.random.seed(0)
+    text = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
+    [block] = re.findall(r"^```python pymc\n(.*?)^```$", text, re.M | re.S)
+
+    exec(block, {})
+
+    [said] = re.findall(r"^print\(.*\)  # (.*)$", block, re.M)
+    assert capsys.readouterr().out.splitlines()[-1] == said
 
 
 def test_accumulating_leads_to_the_posterior():
