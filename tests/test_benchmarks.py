@@ -158,6 +158,12 @@ def test_overhead_measures_all_that_the_backend_runs(script):
     assert names == ["mlp800", "mlp2000"]
 
 
+def test_the_mode_is_set_and_the_backend_printed(script, capsys, tmp_path):
+    script("models").set_up(str(tmp_path), backend=NAME, mode="FAST_RUN")
+    assert theano.config.mode == "FAST_RUN"
+    assert f", {NAME} {theano.__version__} (" in capsys.readouterr().out
+
+
 def test_overhead_runs_to_its_end(script, capsys, tmp_path):
     results = script("overhead").main(
         [TINY],
@@ -167,7 +173,6 @@ def test_overhead_runs_to_its_end(script, capsys, tmp_path):
         windows=2,
         split=(4, 2),
         backend=NAME,
-        mode="FAST_COMPILE",
         output=str(tmp_path / "new"),
     )
     assert list(results) == [(TINY, "momentum", 1), (TINY, "momentum", 10)]
