@@ -797,10 +797,7 @@ def _name(variable):
 
 
 def _checked_params(params, *others):
-    """Find the backend and check the parameters as Lasagne does.
-
-    `others` are further values with variables, or lists of them.
-    """
+    """Find the backend of all values, check the parameters as Lasagne does."""
     params = params if hasattr(params, "owner") else list(params)
     backend = _backend.of(params, *others)
     if backend.is_symbolic(params):
