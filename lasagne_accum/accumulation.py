@@ -238,7 +238,7 @@ def accumulated(
     [4.0, 2.0, 2.0, 1.0]
     """
 
-    def updates(loss_or_grads, params, *args, **kw):
+    def updates(loss_or_grads, params, *args, **kw):  # numpydoc ignore=GL08
         return with_accumulated_gradients(
             loss_or_grads,
             params,
