@@ -1,5 +1,6 @@
 """Which backend variables belong to, and what is asked of it."""
 
+import importlib
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -34,6 +35,20 @@ def test_importing_the_package_imports_no_backend():
         "& set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_drop_in_module_says_that_it_needs_lasagne(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lasagne", None)
+    monkeypatch.delitem(sys.modules, "lasagne_accum.updates", raising=False)
+
+    with pytest.raises(ImportError) as caught:
+        importlib.import_module("lasagne_accum.updates")
+
+    assert str(caught.value) == (
+        "`lasagne_accum.updates` must find Lasagne, whose rules it wraps, got "
+        f"{caught.value.__cause__}. Install lasagne_accum[lasagne], or pass "
+        "PyMC's rules to `accumulated`."
+    )
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_shell_blocks_name_what_is_there():
     ]
     gpu = ["test-gpu", "test-gpu"]
     assert targets == ["mnist", "test", "test-pymc", *gpu]
-    assert all(f"\n{name}: " in makefile for name in targets)
+    assert all(f"\n{name}:" in makefile for name in targets)
     assert scripts
     assert all((ROOT / name).exists() for name in scripts)
 
