@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 TESTS = {
     "accumulation.py": "accumulation state stateful statistics equivalence "
-    "updates",
+    "updates function",
     "function.py": "function interrupts stateful statistics",
     "updates.py": "updates",
     "state.py": "state",
