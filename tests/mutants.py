@@ -20,7 +20,7 @@ TESTS = {
     "updates function",
     "function.py": "function interrupts stateful statistics",
     "updates.py": "updates",
-    "state.py": "state",
+    "state.py": "state backend",
     "_backend.py": "backend function updates accumulation state",
     "_compat.py": "compat",
 }
